@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the rates of src/llmb/catalogue/data/rates.yaml to all published steps, and writes them there, with the errors
-of predictions of steps that were held out."""
+"""Fits the rates of src/llmb/catalogue/data/rates.yaml to published steps, and writes them there, with the errors of
+predictions of steps that were held out."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from ruamel.yaml import YAML
 
+from benchmarks.predict.bridge_steps import BRIDGE, CHIPS, FITTED, RATES, bridge_steps, fit_bridge
 from benchmarks.predict.published_steps import (
     GPU_TYPE,
-    OTHER_GPU,
     Compared,
     PublishedStep,
     fit,
-    fit_efficiency,
     from_one_node,
     from_smallest_run,
     held_out_models,
@@ -22,40 +21,53 @@ from benchmarks.predict.published_steps import (
 )
 from llmb.catalogue.catalogue import DATA, Catalogue
 from llmb.catalogue.records import Gpu
-from llmb.catalogue.schema import StepRate
+from llmb.catalogue.schema import RatesFile
+from llmb.prediction.prediction import rates_of
 
 DIGITS = 3
 QUANTILE = 0.95
-HELD_OUT: Mapping[str, Callable[[Sequence[PublishedStep], Gpu, Mapping[str, StepRate]], Iterable[Compared]]] = {
+HELD_OUT: Mapping[str, Callable[[Sequence[PublishedStep], Gpu, RatesFile], Iterable[Compared]]] = {
     "model": held_out_models,
     "node": from_one_node,
     "recipe": from_smallest_run,
 }
 """By the names of errors."""
+OF_SOFTWARE = ("ep", "ep_hidden")
+"""Fitted rates that are of the software."""
 
 
 def main() -> None:
     catalogue = Catalogue()
-    steps, gpu, rates = published_steps(catalogue), catalogue.gpus[GPU_TYPE], catalogue.rates.rates
-    found = fit(steps, gpu, rates)
+    steps, gpu, file = published_steps(catalogue), catalogue.gpus[GPU_TYPE], catalogue.rates
+    found = fit(steps, gpu, file)
+    base = {**rates_of(file, BRIDGE), **{name: found[name] for name in file.rates if name not in RATES}}
+    others = fit_bridge([each for each in bridge_steps(catalogue) if each.source in FITTED], base)
     yaml = YAML()
     yaml.width = 4096
     path = DATA / "rates.yaml"
     content = yaml.load(path.read_text())
-    for name, rate in rates.items():
-        if rate.prior:
-            content["rates"][name]["value"] = float(f"{found[name]:.{DIGITS}g}")
-            sys.stdout.write(f"{name:14s} prior {rate.prior.mean:.4g} +- {rate.prior.deviation:.4g}, fitted ")
-            sys.stdout.write(f"{content['rates'][name]['value']:.4g}\n")
+    for name, rate in file.rates.items():
+        if rate.prior or name in RATES:
+            content["rates"][name]["value"] = value = _rounded((others.rates if name in RATES else found)[name])
+            sys.stdout.write(f"{name:14s} {value:.4g}\n")
+    for name in OF_SOFTWARE:
+        content["software"][BRIDGE][name] = _rounded(others.rates[name])
     for name, held_out in HELD_OUT.items():
-        errors = [abs(each.error) for each in held_out(steps, gpu, rates)]
-        content["errors"][name]["pct"] = round(100 * float(np.quantile(errors, QUANTILE)), 1)
-        sys.stdout.write(f"{name:14s} {QUANTILE:.0%} within {content['errors'][name]['pct']} %\n")
-    with path.open("w") as file:
-        yaml.dump(content, file)
-    sys.stdout.write(
-        f"{OTHER_GPU:14s} relative_efficiency {fit_efficiency(Catalogue()):.2f}: enter it in hardware.yaml\n"
-    )
+        errors = [abs(each.error) for each in held_out(steps, gpu, file)]
+        pct = round(100 * float(np.quantile(errors, QUANTILE)), 1)
+        content["errors"][name] |= {"shorter_pct": pct, "longer_pct": pct}
+        sys.stdout.write(f"{name:14s} {QUANTILE:.0%} within {pct} %\n")
+    with path.open("w") as text:
+        yaml.dump(content, text)
+    for chip, gpus in CHIPS.items():
+        efficiency = _rounded(others.efficiency[gpus[0]])
+        sys.stdout.write(
+            f"{chip:14s} relative_efficiency {efficiency} for {', '.join(gpus)}: enter it in hardware.yaml\n"
+        )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 if __name__ == "__main__":

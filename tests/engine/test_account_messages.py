@@ -8,7 +8,7 @@ import pytest
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.launch.programs.engine.program import count_rank
-from llmb.prediction.work import Amounts, RankWork
+from llmb.prediction.work import PassWork, RankWork
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import AccountJob, CollectiveCount, countable
@@ -34,16 +34,16 @@ def planned(workload: str, sizes: dict[str, int]) -> EnginePlan:
 def predicted(plan: EnginePlan) -> tuple[Counter[tuple[str, str]], float]:
     """Bytes of the messages of rank 0 in a step, and FLOPs of its products."""
     work, layout = RankWork(plan, None), plan.recipe.layout
-    parts: list[tuple[Amounts, int]] = [(work.layer(kind), count) for kind, count in work.stages[0]]
-    parts.append((work.first(), 1))
+    parts: list[tuple[PassWork, int]] = [(each, count) for kind, count in work.stages[0] for each in work.layer(kind)]
+    parts += [(each, 1) for each in work.first()]
     if layout.pp == 1:
-        parts.append((work.last(), 1))
+        parts += [(each, 1) for each in work.last()]
     messages: Counter[tuple[str, str]] = Counter()
     for part, count in parts:
         for message in part.messages:
             messages[message.group, message.kind] += int(count * layout.ga * message.number * message.size)
     for message in work.of_step(work.parameters(0)):
-        messages[message.group, message.kind] += int(message.number * message.size)
+        messages[message.group.removesuffix("_replicas"), message.kind] += int(message.number * message.size)
     if layout.pp > 1:
         passed = work.between_stages()
         # Before the first stage there is none that a gradient could be sent to.

@@ -156,7 +156,7 @@ def test_largest_values_of_several_passes_are_not_added_up() -> None:
 def test_a_gpu_without_fp8_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
-    with pytest.raises(EnvironmentProblem, match=r"A100 does not support FP8: compute capability 8\.0") as raised:
+    with pytest.raises(EnvironmentProblem, match=r"A100 does not support FP8: its compute capability 8\.0") as raised:
         check_device(torch.device("cuda"))
     assert "--emulate-fp8" in raised.value.text()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))

@@ -136,7 +136,7 @@ def test_settings_of_another_model_are_refused(models, nemo):
         ("weights/metadata.json", '{"sharded_backend": "zarr"}', "was saved by 'zarr'; only 'torch_dist' is supported"),
         ("weights/metadata.json", None, "without 'weights/metadata.json'"),
         ("context/model.yaml", None, "without 'context/model.yaml'"),
-        ("context/model.yaml", "config: [1", "it cannot be read"),
+        ("context/model.yaml", "config: [1", "the file cannot be read"),
         ("context/model.yaml", "config: 1", "no model settings"),
         ("weights/.metadata", "garbage", "the metadata cannot be read"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.prediction.memory import estimate
-from llmb.prediction.prediction import predicted_seconds
+from llmb.prediction.prediction import DOCUMENTS, predicted_seconds
 from llmb.prediction.search import remedies
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
@@ -50,7 +50,7 @@ def test_a_remedy_is_options_with_which_the_same_run_fits(size: str, scale: int,
 
 
 def test_single_changes_come_first_and_none_is_repeated_with_another() -> None:
-    priced = remedies(planned("405b", 512, {}, {"tp": 4}), partial(predicted_seconds, Catalogue()))
+    priced = remedies(planned("405b", 512, {}, {"tp": 4}), partial(predicted_seconds, Catalogue(), software=DOCUMENTS))
     assert all(remedy.slower_pct is not None and -5 < remedy.slower_pct < 60 for remedy in priced)
     found = [{*remedy.options.split("--")[1:]} for remedy in priced]
     assert [len(options) for options in found] == sorted(len(options) for options in found)

@@ -2,16 +2,17 @@
 """Predicted steps: what follows by hand, what must not change with the layout, and the published ones."""
 
 import pytest
-from benchmarks.predict.published_steps import compare, fit_efficiency, other_steps, published_steps
+from benchmarks.predict.bridge_steps import FITTED, bridge_steps
+from benchmarks.predict.published_steps import compare, published_steps
 
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.throughput import model_flops
-from llmb.prediction.prediction import MeasuredStep, calibrate, default_calibration, predict
+from llmb.prediction.prediction import BRIDGE, MeasuredStep, calibrate, default_calibration, predict, rates_of
 from llmb.prediction.step_time import TERMS, StepCache, computed_seconds, nominal_step
-from llmb.prediction.work import filled
+from llmb.prediction.work import RankWork, filled
 from llmb.reports.predict_report import TERM_TITLES
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
@@ -19,8 +20,7 @@ from llmb.runs.plan import EnginePlan, make_plan
 CATALOGUE = Catalogue()
 H100 = CATALOGUE.gpus["h100"]
 USUAL = default_calibration(CATALOGUE.rates)
-NOMINAL = dict.fromkeys(TERMS, 1.0)
-NO_WAVES = H100.model_copy(update={"sms": None})
+NOMINAL = {**rates_of(CATALOGUE.rates), **dict.fromkeys(TERMS, 1.0)}
 
 
 def planned(
@@ -46,12 +46,14 @@ def seconds(plan: EnginePlan, gpu: Gpu = H100) -> float:
 @pytest.mark.parametrize("size", ["8b", "70b"])
 def test_products_and_attention_are_those_of_the_model(size: str) -> None:
     plan = planned(size, {"8b": 8, "70b": 64}[size], tp=1, pp=1, vp=1, cp=1)
-    busy = nominal_step(plan, NO_WAVES, NOMINAL).busy
-    peak = H100.peak_tflops["bf16"] * 1e12
-    layout = plan.recipe.layout
+    work, layout = RankWork(plan, None), plan.recipe.layout
+    ((kind, layers),) = work.stages[0]
+    parts = [(each, layers) for each in work.layer(kind)] + [(each, 1) for each in work.last()]
+    products = sum(count * sum(part.flops.values()) for part, count in parts)
     # A backward pass of attention takes two and a half times its forward pass, and counts as two.
-    counted = (busy["bf16"] + busy["attention"] * 3 / 3.5) * peak * layout.gpus / layout.gbs
-    assert counted == pytest.approx(model_flops(plan.recipe.model, layout.seq_len, causal=True), rel=1e-9)
+    attention = sum(count * part.attention for part, count in parts) * 3 / 3.5
+    counted = model_flops(plan.recipe.model, layout.seq_len, causal=True)
+    assert (products + attention) / layout.mbs == pytest.approx(counted, rel=1e-9)
 
 
 def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() -> None:
@@ -63,7 +65,7 @@ def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() ->
 def test_terms_sum_to_the_step_and_all_have_a_name() -> None:
     step = nominal_step(planned("405b", 512), H100, USUAL.rates)
     assert sum(step.terms(USUAL.rates).values()) == pytest.approx(step.seconds(USUAL.rates))
-    assert set(TERMS) == set(CATALOGUE.rates.rates)
+    assert set(TERMS) == {*CATALOGUE.rates.rates, "ep", "pp"}
     assert set(TERM_TITLES) < set(TERMS.values())
 
 
@@ -74,23 +76,28 @@ def test_published_steps_are_predicted() -> None:
     assert all(abs(each.error) < 0.06 for each in found if not each.step.is_slip)
 
 
-def test_steps_that_others_published_are_within_the_interval_on_blackwell() -> None:
-    found = [each for each in other_steps(CATALOGUE) if each.predicted.plan.recipe.gpu_type != "h100"]
-    assert len(found) == 16
-    assert all(each.is_within for each in found)
-    assert sum(abs(each.error) for each in found) / len(found) < 0.04
+def test_later_steps_of_other_software_are_within_the_interval() -> None:
+    """Nothing is fitted to these releases; widths were chosen when they were known."""
+    found = [each for each in bridge_steps(CATALOGUE) if each.source not in FITTED]
+    assert len(found) == 47
+    within = 0
+    for each in found:
+        calibration = default_calibration(CATALOGUE.rates, BRIDGE)
+        low, high = predict(each.plan, each.gpu, calibration, CATALOGUE.rates.errors).interval_s
+        within += low <= each.seconds <= high
+    assert within >= 0.9 * len(found)
 
 
-def test_what_gb200_attains_is_fitted_to_its_one_published_step() -> None:
-    assert CATALOGUE.gpus["gb200"].relative_efficiency == pytest.approx(fit_efficiency(CATALOGUE), abs=0.005)
-    plan, gpu = planned("8b", gpu_type="gb200"), CATALOGUE.gpus["gb200"]
+def test_the_efficiency_of_a_chip_is_of_its_work_alone() -> None:
+    plan, gpu = planned("70b", 64, gpu_type="gb200"), CATALOGUE.gpus["gb200"]
     nominal = gpu.model_copy(update={"relative_efficiency": None})
-    usual, faster = (predict(plan, each, USUAL, CATALOGUE.rates.errors).seconds for each in (gpu, nominal))
-    assert usual == pytest.approx(faster / 0.84)
-    measured = MeasuredStep("run a", plan, 1.1 * usual)
-    calibrated = calibrate(measured, plan, gpu, USUAL)
+    usual, faster = (predict(plan, each, USUAL, CATALOGUE.rates.errors) for each in (gpu, nominal))
+    for name in ("products bf16", "attention"):
+        assert usual.terms[name] == pytest.approx(faster.terms[name] / 0.87, rel=1e-3)
+    assert usual.terms["messages between stages"] == faster.terms["messages between stages"]
+    calibrated = calibrate(MeasuredStep("run a", plan, 1.1 * usual.seconds), plan, gpu, USUAL)
     assert "+10.0 % from its prediction" in calibrated.text
-    assert predict(plan, gpu, calibrated, CATALOGUE.rates.errors).seconds == pytest.approx(1.1 * usual)
+    assert predict(plan, gpu, calibrated, CATALOGUE.rates.errors).seconds == pytest.approx(1.1 * usual.seconds)
 
 
 def test_virtual_stages_divide_the_bubble() -> None:
@@ -111,14 +118,14 @@ def test_recomputing_and_sharding_parameters_take_longer() -> None:
     again = planned(choices=Choices(recompute="full"))
     assert seconds(again) == pytest.approx(seconds(planned()) * 1.3, rel=0.05)
     sharded = planned("405b", 512, choices=Choices(parallelism=Parallelism(dp_sharding="full")))
-    assert seconds(sharded) > seconds(planned("405b", 512)) * 1.05
+    assert seconds(sharded) > seconds(planned("405b", 512)) * 1.03
 
 
 def test_adapters_leave_out_the_gradients_of_weights() -> None:
     plan = planned("70b", 8, workload="finetune_llama3")
     whole = plan.model_copy(update={"lora": None})
-    products, all_products = (nominal_step(each, NO_WAVES, NOMINAL).busy["bf16"] for each in (plan, whole))
-    assert products == pytest.approx(all_products * 2 / 3, rel=0.01)
+    products, all_products = (nominal_step(each, H100, NOMINAL).busy["bf16"] for each in (plan, whole))
+    assert products == pytest.approx(all_products * 2 / 3, rel=0.02)
 
 
 def test_a_better_machine_is_no_slower() -> None:
@@ -170,15 +177,44 @@ def test_a_rank_that_ran_alone_scales_what_ranks_compute() -> None:
         assert prediction.terms[name] == pytest.approx(1.2 * usual.terms[name])
     for name in ("tensor-parallel messages", "messages between stages"):
         assert prediction.terms[name] == usual.terms[name]
-    assert prediction.error_pct > CATALOGUE.rates.errors["recipe"].pct
+    assert prediction.error_pct > CATALOGUE.rates.errors["recipe"].longer_pct
 
 
-def test_what_no_published_step_checks_is_named_and_widens_the_interval() -> None:
-    experts = predict(planned("8x7b", 64, workload="pretrain_mixtral"), H100, USUAL, CATALOGUE.rates.errors)
-    assert "experts" in " ".join(experts.unvalidated)
-    assert experts.error_pct > CATALOGUE.rates.errors["experts"].pct
-    elsewhere = planned().model_copy(update={"recipe": planned().recipe.model_copy(update={"gpu_type": "b200"})})
-    assert "this GPU type" in " ".join(predict(elsewhere, H100, USUAL, CATALOGUE.rates.errors).unvalidated)
+def errors_of(plan: EnginePlan, gpu: Gpu = H100, software: str = "documents") -> list[str]:
+    calibration = default_calibration(CATALOGUE.rates, software)
+    return [*predict(plan, gpu, calibration, CATALOGUE.rates.errors).errors]
+
+
+def test_a_prediction_has_the_error_of_its_case() -> None:
+    shards = Choices(parallelism=Parallelism(dp_sharding="optimizer"))
+    experts = planned("8x7b", 64, workload="pretrain_mixtral", choices=shards)
+    assert errors_of(planned()) == ["model"]
+    assert errors_of(planned(), software=BRIDGE) == ["release"]
+    assert errors_of(planned(), software="plain") == errors_of(planned(), software="torchtitan") == ["engines"]
+    assert errors_of(planned(), software="llmb") == ["llmb"]
+    assert errors_of(experts) == ["experts"]
+    assert errors_of(planned("70b", 8, workload="finetune_llama3")) == ["adapters"]
+    assert errors_of(planned(), CATALOGUE.gpus["b200"]) == ["blackwell"]
+    assert errors_of(planned(), CATALOGUE.gpus["h200"]) == ["gpu"]
     for name in ("mi300x", "rtx-pro-6000"):
-        other = predict(elsewhere, CATALOGUE.gpus[name], USUAL, CATALOGUE.rates.errors)
-        assert other.error_pct > 60 and "AMD" in " ".join(other.unvalidated)
+        other = predict(planned(), CATALOGUE.gpus[name], USUAL, CATALOGUE.rates.errors)
+        assert other.error_pct > 50 and "AMD" in " ".join(other.unvalidated)
+    with pytest.raises(UsageError, match="unknown software 'other'"):
+        default_calibration(CATALOGUE.rates, "other")
+
+
+def test_the_interval_is_wider_for_what_no_step_checks() -> None:
+    usual = predict(planned(), H100, USUAL, CATALOGUE.rates.errors)
+    own = H100.model_copy(update={"is_foreign": True})
+    for plan, gpu, name in (
+        (planned(choices=Choices(recompute="full")), H100, "recompute"),
+        (planned(choices=Choices(parallelism=Parallelism(dp_sharding="full"))), H100, "sharding"),
+        (planned(seq_len=16384), H100, "length"),
+        (planned(cp=4), H100, "context"),
+        (planned("405b", 4608, gbs=2304), H100, "scale"),
+        (planned(), own, "hardware"),
+    ):
+        found = predict(plan, gpu, USUAL, CATALOGUE.rates.errors)
+        assert [*found.errors] == ["model", name]
+        assert found.error_pct > usual.error_pct
+        assert found.interval_s[0] < found.seconds < found.interval_s[1]

@@ -19,7 +19,7 @@ from llmb.catalogue.records import Convention
 from llmb.catalogue.resolve import Overrides, Request, releases_of, resolve
 from llmb.catalogue.throughput import flops_per_sequence, model_flops, parameter_count, throughput
 from llmb.jobs.read_run import parsed_run
-from llmb.prediction.prediction import predicted_step
+from llmb.prediction.prediction import BRIDGE, predicted_step
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
 from llmb.runs.result import Verdict
@@ -196,7 +196,7 @@ def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
     with pytest.raises(UsageError, match=f"{parts}: Megatron-Bridge and the reference suite train this recipe"):
         make_plan(recipe, Choices(), device="cuda")
     tuned = resolve(CATALOGUE, Request(workload="sft_llama3", size="70b", gpu_type="h100", release="mb"))
-    assert predicted_step(CATALOGUE, make_plan(tuned, Choices(), device="cuda")) is not None
+    assert predicted_step(CATALOGUE, make_plan(tuned, Choices(), device="cuda"), BRIDGE) is not None
 
 
 def test_a_model_that_is_not_described_has_only_figures(tmp_path: Path) -> None:

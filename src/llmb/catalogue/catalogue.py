@@ -129,7 +129,7 @@ def user_folder(environ: Mapping[str, str]) -> Path | None:
             raise UsageError(what, where=str(path), do=f"create it, or unset {USER_VARIABLE}")
         return path
     config = config_folder(environ)
-    if config is None or not (config / "catalogue").is_dir():
+    if config is None or not os.access(config / "catalogue", os.X_OK):  # also if this user may not enter the folder
         return None
     check_owner(config / "catalogue")
     return config / "catalogue"
@@ -170,7 +170,8 @@ class Catalogue:
         gpus: dict[str, Gpu] = self._listed(path.name, HardwareFile, "gpus", "gpu_type")
         if self.hardware is not None:
             path = self.hardware
-            gpus |= {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus", foreign=True).gpus}
+            own = read_file(path, HardwareFile, wrap="gpus", foreign=True).gpus
+            gpus |= {gpu.gpu_type: gpu.model_copy(update={"is_foreign": True}) for gpu in own}
         if problems := [
             located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is not a GPU type")
             for number, gpu in enumerate(gpus.values())

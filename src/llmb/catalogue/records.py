@@ -128,6 +128,8 @@ class Gpu(Record):
     """Glob patterns that match the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
     """GPU types with published layouts that this type uses if a workload has none for it, the closest first."""
+    is_foreign: bool = False
+    """True if a user's file describes it, whose figures no published step checks."""
     nvlink_c2c: bool = False
     """True if NVLink also connects it to its host's CPU."""
     sources: dict[str, str]
@@ -604,15 +606,15 @@ class Recipe(Record):
     @property
     def engine_problem(self) -> str | None:
         """Name the parts that llmb's engine lacks to train the recipe, and programs that have them; None if none."""
-        return self._problem_without(*self.model.other_names)
+        own = () if self.dtype in ENGINE_DTYPES else (self.dtype.value,)
+        return self._problem(*own, *self.model.other_names)
 
     @property
-    def dtype_problem(self) -> str | None:
-        """Return the part of ``engine_problem`` about the dtype, which also prevents predictions."""
-        return self._problem_without(*(["hybrid layers"] if self.model.hybrid_layers else []))
+    def prediction_problem(self) -> str | None:
+        """Name the parts that are not predicted either; None if none."""
+        return self._problem(*(["hybrid layers"] if self.model.hybrid_layers else []))
 
-    def _problem_without(self, *parts: str) -> str | None:
-        lacks = (*(() if self.dtype in ENGINE_DTYPES else (self.dtype.value,)), *parts)
+    def _problem(self, *lacks: str) -> str | None:
         trains = (
             "Megatron-Bridge and the reference suite train this recipe, the former by '--framework megatron_bridge'"
         )

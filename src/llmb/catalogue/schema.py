@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schema of the catalogue's data files."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,10 +30,43 @@ class StepRate(Record):
     source: str
 
 
-class ExpectedError(Record):
-    """The error that 95 % of predictions do not exceed, in percent of the prediction."""
+Share = Annotated[float, Field(ge=0, le=1)]
 
-    pct: float = Field(gt=0)
+
+class SoftwareRates(Record):
+    """The overlap and the fusion of training software.
+
+    tp, cp, pp, ep: the share of hidden messages that still delays a rank. ep_hidden, dp_hidden: the share of the work
+    beside messages of experts, and of gradients and parameters, that hides them. ep_joins_copies: a token crosses the
+    network once for all experts of a node. unfused: the factor of bytes of operators between products.
+    replays_graphs: a CUDA graph of whole steps, if a recipe has one. tp, tp_fp8, cp and attention replace the rates of
+    the same name.
+    """
+
+    tp: Share | None = None
+    tp_fp8: Share | None = None
+    cp: Share | None = None
+    pp: Share
+    ep: Share
+    ep_hidden: Share
+    dp_hidden: Share
+    ep_joins_copies: bool
+    replays_graphs: bool = False
+    unfused: float = Field(ge=1)
+    attention: float | None = Field(default=None, ge=1)
+    source: str
+
+
+class ExpectedError(Record):
+    """95 % of steps are at most ``shorter_pct`` percent shorter than predicted, or ``longer_pct`` percent longer.
+
+    rows: the published steps behind it, predicted without their model and release; None if it is assumed.
+    """
+
+    text: str
+    shorter_pct: float = Field(gt=0, lt=100)
+    longer_pct: float = Field(gt=0)
+    rows: int | None = None
     source: str
 
 
@@ -41,6 +74,8 @@ class RatesFile(Record):
     """The content of ``rates.yaml``."""
 
     rates: dict[str, StepRate]
+    links: dict[str, StepRate]
+    software: dict[str, SoftwareRates]
     errors: dict[str, ExpectedError]
 
 

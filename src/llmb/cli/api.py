@@ -26,7 +26,7 @@ from llmb.catalogue.resolve import ModelRequest
 from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.catalogue.window import DEFAULT_RULE, check_rule
 from llmb.cli.accept import accept_with
-from llmb.cli.predict import FindRuns, FurtherGpus, SearchOptions, count_memory, plan_with, predict_with
+from llmb.cli.predict import Basis, FindRuns, FurtherGpus, SearchOptions, count_memory, plan_with, predict_with
 from llmb.cli.root import run_paths, write_named
 from llmb.cli.share import Format as Form
 from llmb.cli.share import report_on
@@ -243,6 +243,7 @@ def predict(
     *,
     calibrate: str | Path | None = None,
     hardware: str | Path | None = None,
+    software: str | None = None,
     scaling: Scaling | None = None,
     imbalance: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
@@ -253,9 +254,9 @@ def predict(
     ``calibrate`` is a run, or a file of ``llmb bench``; ``hardware`` a file of GPU types. Raise UsageError if invalid.
     """
     request, values = _requested(options, workload, size, Choices)
-    selector, choices = None if calibrate is None else str(calibrate), build(Choices, values)
+    basis, choices = Basis(None if calibrate is None else str(calibrate), software), build(Choices, values)
     catalogue, find, further = _catalogue(request, hardware), _finder(on_message), FurtherGpus(scaling)
-    return predict_with(catalogue, request, choices, further, selector, find, imbalance)
+    return predict_with(catalogue, request, choices, further, basis, find, imbalance)
 
 
 def _catalogue(request: ModelRequest, hardware: str | Path | None) -> Catalogue:
@@ -273,6 +274,7 @@ def plan(
     price: float | None = None,
     calibrate: str | Path | None = None,
     hardware: str | Path | None = None,
+    software: str | None = None,
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> LayoutPlan:
@@ -286,7 +288,7 @@ def plan(
         request,
         build(Choices, values),
         SearchOptions(goal=goal, top=top, price=price, max_memory_gib=max_memory_gib),
-        None if calibrate is None else str(calibrate),
+        Basis(None if calibrate is None else str(calibrate), software),
         _finder(on_message),
         on_message,
         explicit_recompute="recompute" in values,

@@ -39,6 +39,7 @@ from llmb.prediction.prediction import (
     predict_rows,
     predicted_seconds,
     unbalanced,
+    usual_software,
 )
 from llmb.prediction.prediction import predict as predict_plan
 from llmb.prediction.scale import Scaling, goodput, joules_per_token, scale_up
@@ -84,6 +85,14 @@ DECISIVE = ("recompute", "dp_sharding", "fp8_recipe")
 """Options of a run that affect its time and memory; all other options of a run are accepted and ignored."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
 """Options that can be combined with a file, whose lines contain the others."""
+Software = Annotated[
+    str | None,
+    typer.Option(
+        "--software",
+        help="The software with whose overlap and fusion a step is predicted: 'documents' (NeMo), 'megatron-bridge', "
+        "'llmb', 'torchtitan', or 'plain', without any. Default: that of the recipe's document.",
+    ),
+]
 AtScales = Annotated[
     Scaling | None,
     typer.Option("--scaling", help="Also predict more GPUs: 'weak' with a growing batch, 'strong' with this batch."),
@@ -116,6 +125,7 @@ def predict(
     calibrate_with: Calibrate = None,
     hardware: Hardware = None,
     file: Layouts = None,
+    software: Software = None,
     scaling: AtScales = None,
     gpu_mtbf_h: GpuMtbf = None,
     save_s: SaveTime = 60.0,
@@ -156,7 +166,7 @@ def predict(
         return
     request, further = request_of(values), FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s)
     catalogue = catalogue_for(request, hardware)
-    found = predict_with(catalogue, request, choices, further, calibrate_with, imbalance=imbalance)
+    found = predict_with(catalogue, request, choices, further, Basis(calibrate_with, software), imbalance=imbalance)
     _print(found.prediction.plan.recipe, found, json=json)
 
 
@@ -170,18 +180,26 @@ class FurtherGpus:
     restart_s: float = 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The basis of predictions: the runs or measurements that ``selector`` selects, and the software."""
+
+    selector: str | None = None
+    software: str | None = None
+
+
 def predict_with(
     catalogue: Catalogue,
     request: Request,
     choices: Choices,
     further: FurtherGpus,
-    selector: str | None,
+    basis: Basis,
     find: FindRuns = find_here,
     imbalance: float | None = None,
 ) -> RunPrediction:
     """Predict the step of a recipe, calibrated with the runs that ``selector`` selects; raise UsageError."""
     plan = unbalanced(_plan(resolve(catalogue, request), choices, catalogue), imbalance)
-    predicted = _predictor(catalogue, selector, plan, find)
+    predicted = _predictor(catalogue, basis, plan, find)
     found, reason = predicted(plan), why_not_estimated(plan)
     return RunPrediction(
         found,
@@ -214,7 +232,7 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
         lines = list(csv.DictReader(read_text_file(path).decode().splitlines(), strict=True))
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"not a CSV file: {error}", where=str(path)) from error
-    rows = predict_rows(catalogue, lines, default_calibration(catalogue.rates))
+    rows = predict_rows(catalogue, lines)
     if json:
         print_json(rows_document(rows))
     else:
@@ -222,15 +240,16 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
 
 
 def _predictor(
-    catalogue: Catalogue, selector: str | None, plan: EnginePlan, find: FindRuns
+    catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns
 ) -> Callable[[EnginePlan], Prediction]:
     """Return a function that predicts plans for the same GPU type, calibrated with the selected run or measurements."""
-    calibration, gpu = _calibration(catalogue, selector, plan, find), catalogue.gpus[plan.recipe.gpu_type]
+    calibration, gpu = _calibration(catalogue, basis, plan, find), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
 
-def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan, find: FindRuns) -> Calibration:
-    usual = default_calibration(catalogue.rates)
+def _calibration(catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns) -> Calibration:
+    selector = basis.selector
+    usual = default_calibration(catalogue.rates, basis.software or usual_software(plan.recipe))
     if selector is None:
         return usual
     # Imported here, because loading them takes longer than a prediction should.
@@ -247,12 +266,12 @@ def _calibration(catalogue: Catalogue, selector: str | None, plan: EnginePlan, f
     if run.recipe is None or run.recipe.gpu_type not in catalogue.gpus:
         raise UsageError(f"run {run.id} has no known recipe on a GPU", do="pass a run of llmb on GPUs with --calibrate")
     trained = run.record.plan if run.record else None
-    known = trained if isinstance(trained, EnginePlan) else make_plan(run.recipe, Choices(), device="cuda")
+    trained = trained if isinstance(trained, EnginePlan) else make_plan(run.recipe, Choices(), device="cuda")
     alone = run.record.result.pretended if run.record and run.record.result else None
     times = alone.compute_time_s if alone else run.step_time_s
     if times is None or isinstance(times, Missing):
         raise UsageError(f"run {run.id} has no step time", do="pass a successful run with --calibrate")
-    measured = MeasuredStep(f"run {run.id}", known, times.mean, alone.pp_stage if alone else None)
+    measured = MeasuredStep(f"run {run.id}", trained, times.mean, alone.pp_stage if alone else None)
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
 
 
@@ -285,6 +304,7 @@ def plan(
     wanted: SearchOptions,
     calibrate_with: Calibrate = None,
     hardware: Hardware = None,
+    software: Software = None,
     json: Json = False,
     *,
     ctx: typer.Context,
@@ -313,7 +333,12 @@ def plan(
         raise UsageError("a campaign cannot contain a model from a file", do="omit --output, or --model-config")
     explicit = "recompute" in flags_of(ctx, ctx.params)
     found = plan_with(
-        catalogue_for(request, hardware), request, choices, wanted, calibrate_with, explicit_recompute=explicit
+        catalogue_for(request, hardware),
+        request,
+        choices,
+        wanted,
+        Basis(calibrate_with, software),
+        explicit_recompute=explicit,
     )
     _print(found.recipe, found, json=json)
     if wanted.output is not None:  # last, so that the result is not lost if the file cannot be written
@@ -327,7 +352,7 @@ def plan_with(
     request: Request,
     choices: Choices,
     wanted: SearchOptions,
-    selector: str | None,
+    basis: Basis,
     find: FindRuns = find_here,
     on_message: Callable[[str], None] = say,
     *,
@@ -350,7 +375,7 @@ def plan_with(
         "max_memory_gib": wanted.max_memory_gib,
     }
     constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
-    predicted = _predictor(catalogue, selector, start, find)
+    predicted = _predictor(catalogue, basis, start, find)
     on_message(f"searching the layouts of {recipe.title()}, which takes a few seconds")
     found, own = search_for(wanted.goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
     layouts = found.fitting[: wanted.top]
@@ -416,5 +441,6 @@ def count_memory(
         on_message(f"llmb's engine has no {' and no '.join(names)}: the memory is estimated")
         estimated = True
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, on_message)
-    found = remedies(plan, partial(predicted_seconds, catalogue)) if use.fits is False else []
+    predicted = partial(predicted_seconds, catalogue, software=usual_software(recipe))
+    found = remedies(plan, predicted) if use.fits is False else []
     return RunMemory(recipe, use, found)

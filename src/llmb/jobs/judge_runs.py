@@ -8,7 +8,7 @@ from pathlib import Path
 from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.jobs.find_runs import earlier_runs, find_runs, in_window
-from llmb.prediction.prediction import predicted_step
+from llmb.prediction.prediction import SOFTWARE_OF_PROGRAMS, TORCHTITAN, predicted_step
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet, grouped, without_unmeasured
 from llmb.runs.choices import Choices
 from llmb.runs.conditions import Value
@@ -80,7 +80,9 @@ def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
     catalogue = Catalogue()
     try:
         plan = run.record.plan if run.record else _plan_of_log(run, catalogue)
-        predicted = predicted_step(catalogue, plan) if isinstance(plan, EnginePlan) else None
+        program = str(stated_conditions(run).get("program"))
+        software = SOFTWARE_OF_PROGRAMS.get(program, TORCHTITAN)
+        predicted = predicted_step(catalogue, plan, software) if isinstance(plan, EnginePlan) else None
     except UsageError:  # the engine cannot train it
         return judged
     if plan is None or predicted is None:
@@ -89,9 +91,8 @@ def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
     source = f"a prediction of llmb predict, ±{pct:.0f} %, as {judged.verdict.reason}"
     reference = Reference(kind="prediction", step_time_s=predicted.step_time_s, source=source)
     limit = tolerance or Tolerance(pct, "the interval of the prediction")
-    program = stated_conditions(run).get("program")
-    software = Condition(key="program", own=program, reference="llmb predict", effect="weakens")
-    verdict = judge_against_figure([run], reference, (software,), limit)
+    other = Condition(key="program", own=program, reference="llmb predict", effect="weakens")
+    verdict = judge_against_figure([run], reference, (other,), limit)
     return replace(judged, title=plan.recipe.title(), verdict=verdict)
 
 

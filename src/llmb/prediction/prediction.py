@@ -2,19 +2,22 @@
 """The predicted step of a plan, or of each row of a file: interval, calibration and unvalidated aspects."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
 from llmb.base.errors import LlmbError, UsageError
+from llmb.catalogue.bridge_figures import PREFIX
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.records import Gpu, Layout
+from llmb.catalogue.records import Dtype, Gpu, Layout, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.catalogue.schema import ExpectedError, RatesFile
+from llmb.prediction.memory import settle_sharding
 from llmb.prediction.step_time import (
     BUBBLE,
+    CHIP,
     COMPUTED,
     TERMS,
     Rates,
@@ -24,14 +27,28 @@ from llmb.prediction.step_time import (
     why_not_predicted,
 )
 from llmb.prediction.work import MeasuredMachine
-from llmb.runs.choices import Choices
+from llmb.runs.choices import Choices, Parallelism
+from llmb.runs.experiment import ENGINE
 from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 
 CHECKED_GPU = "h100"
-"""The only GPU type with published pre-training tables."""
-
+"""The GPU type of all steps that rates are fitted to."""
+BLACKWELL = ("b200", "gb200", "b300", "gb300")
+CHECKED_SEQ_LEN, CHECKED_CP, CHECKED_GPUS = 8192, 2, 2304
+"""The largest of published steps."""
 LEAST_NVLINK_GB_S = 400
 """Slower than any NVLink between all GPUs of a node; PCI Express has 128."""
+DOCUMENTS, LLMB, BRIDGE = "documents", "llmb", "megatron-bridge"
+TORCHTITAN = "torchtitan"
+SOFTWARE_OF_PROGRAMS = {
+    ENGINE: LLMB,
+    "reference_suite": DOCUMENTS,
+    "nemo1": DOCUMENTS,
+    "nemo2": DOCUMENTS,
+    "megatron_bridge": BRIDGE,
+    "megatron": BRIDGE,
+}
+"""The software of runs by their program, or the format of their log; others are predicted like torchtitan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +66,13 @@ class MeasuredStep:
 class Calibration:
     """Scales predictions by a measurement, or not at all.
 
-    factor: multiplies predicted steps; computes: only their computation. machine: rates measured by kind. error: the
-    name of an expected error in the catalogue.
+    software: whose overlap and fusion the rates have. factor: multiplies predicted steps; computes: only their
+    computation. machine: rates measured by kind. error: the name of an expected error in the catalogue.
     """
 
     text: str
     rates: Rates
+    software: str = DOCUMENTS
     factor: float = 1.0
     computes: bool = False
     machine: MeasuredMachine | None = None
@@ -77,39 +95,50 @@ class Prediction:
 
     @property
     def error_pct(self) -> float:
-        """The half-width of the 95 % interval: independent errors, added in quadrature."""
-        return math.hypot(*(each.pct for each in self.errors.values()))
+        """Half the width of the 95 % interval, in percent of the step."""
+        low, high = self.interval_s
+        return 100 * (high - low) / 2 / self.seconds
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        part = self.error_pct / 100
-        return self.seconds / (1 + part), self.seconds * (1 + part)
+        return interval_s(self.seconds, self.errors.values())
 
     @property
     def unvalidated(self) -> tuple[str, ...]:
-        """Aspects of the plan that no published step validates."""
-        return (*(_UNCHECKED[name] for name in self.errors if name in _UNCHECKED), SOFTWARE)
+        """The errors that no published step measures."""
+        return tuple(each.text for each in self.errors.values() if each.rows is None)
 
 
-COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE, TERMS["tp_bf16"], TERMS["cp_attention"]}
+def interval_s(seconds: float, errors: Iterable[ExpectedError]) -> tuple[float, float]:
+    """Return the 95 % interval of a predicted step: independent errors, added in quadrature on either side."""
+    known = [*errors]
+    shorter = math.hypot(*(-math.log1p(-each.shorter_pct / 100) for each in known))
+    longer = math.hypot(*(math.log1p(each.longer_pct / 100) for each in known))
+    return seconds * math.exp(-shorter), seconds * math.exp(longer)
+
+
+COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE}
 """Terms that a single rank calibrates; a bubble consists mostly of them."""
-SOFTWARE = (
-    "other software than the documents': with other versions of it, steps on H100 were up to 19 % longer; llmb's "
-    "engine was measured on one GPU alone"
-)
-_UNCHECKED = {
-    "bench": "rates from llmb bench: no published step comes from a node that was measured this way",
-    "gpu": "this GPU type: rates are estimated from those of H100",
-    "platform": "AMD's GPUs, and nodes in which NVLink does not connect all GPUs: rates are those of H100",
-    "parts": "parts of the model that llmb's engine lacks: published steps took 33 % less to 101 % more than predicted",
-    "experts": "experts: tokens are spread evenly, or as --imbalance states; messages do not overlap with computation",
-    "adapters": "adapters",
-}
 
 
-def default_calibration(rates: RatesFile) -> Calibration:
-    values = {name: rate.value for name, rate in rates.rates.items()}
-    return Calibration("none: rates of published steps", values)
+def rates_of(rates: RatesFile, software: str = DOCUMENTS) -> Rates:
+    """Return the rates of work, links and of what ``software`` hides. Raises UsageError if it is unknown."""
+    if software not in rates.software:
+        raise UsageError(f"unknown software '{software}'", choices=rates.software)
+    values = {name: rate.value for name, rate in (rates.rates | rates.links).items()}
+    own = rates.software[software].model_dump(exclude={"source", "unfused"}, exclude_none=True)
+    values |= {name: float(value) for name, value in own.items()}
+    values["memory"] *= rates.software[software].unfused
+    return values
+
+
+def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibration:
+    return Calibration("none: rates of published steps", rates_of(rates, software), software)
+
+
+def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
+    """Return the rates of a chip, whose efficiency relative to an H100's is of products and memory alone."""
+    return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
@@ -124,16 +153,15 @@ def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibra
                 f"{measured.title} has {name} {theirs}, but the prediction is for {ours}",
                 do="calibrate with a run of the same GPU type and dtype",
             )
-    alone = measured.pp_stage
+    alone, rates = measured.pp_stage, chip_rates(usual.rates, gpu.relative_efficiency)
     if alone is None:
-        expected = nominal_step(measured.plan, gpu, usual.rates).seconds(usual.rates)
+        expected = nominal_step(measured.plan, gpu, rates).seconds(rates)
     else:
-        expected = computed_seconds(measured.plan, gpu, usual.rates, alone)
+        expected = computed_seconds(measured.plan, gpu, rates, alone)
     same = (mine.workload, mine.size, mine.release) == (other.workload, other.size, other.release)
     factor = measured.seconds / expected
     what = "took" if alone is None else "computed for"
-    off_pct = 100 * (factor * (gpu.relative_efficiency or 1.0) - 1)
-    text = f"{measured.title} {what} {measured.seconds:.4g} s, {off_pct:+.1f} % from its prediction"
+    text = f"{measured.title} {what} {measured.seconds:.4g} s, {100 * (factor - 1):+.1f} % from its prediction"
     # A rank alone measures the machine without communication.
     return replace(
         usual,
@@ -152,16 +180,15 @@ def predict(
     cache: StepCache | None = None,
 ) -> Prediction:
     """Predict the step of ``plan``. Raises UsageError if ``why_not_predicted`` gives a reason."""
-    terms = nominal_step(plan, gpu, calibration.rates, cache, calibration.machine).terms(calibration.rates)
+    # Measured rates are already those of the chip.
+    rates = calibration.rates if calibration.machine else chip_rates(calibration.rates, gpu.relative_efficiency)
+    terms = nominal_step(plan, gpu, rates, cache, calibration.machine).terms(rates)
     scaled = COMPUTING if calibration.computes else terms
-    factor = (
-        calibration.factor / (gpu.relative_efficiency or 1.0) if calibration.error == "model" else calibration.factor
-    )
     return Prediction(
         plan,
-        {name: seconds * (factor if name in scaled else 1.0) for name, seconds in terms.items()},
+        {name: seconds * (calibration.factor if name in scaled else 1.0) for name, seconds in terms.items()},
         calibration,
-        {name: errors[name] for name in _error_names(plan, gpu, calibration)},
+        {name: errors[name] for name in error_names(plan, gpu, calibration)},
     )
 
 
@@ -184,34 +211,65 @@ def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
     return plan.model_copy(update={"capacity_factor": imbalance})
 
 
-def predicted_step(catalogue: Catalogue, plan: EnginePlan) -> PredictedStep | None:
-    """Predict a step; None for CPUs, unknown GPUs, unsupported dtypes and a rank that runs alone."""
+def usual_software(recipe: Recipe) -> str:
+    """Return the software of a recipe's document."""
+    return BRIDGE if recipe.release is not None and recipe.release.startswith(PREFIX) else DOCUMENTS
+
+
+def predicted_step(catalogue: Catalogue, plan: EnginePlan, software: str) -> PredictedStep | None:
+    """Predict a step of ``software``; None for CPUs, unknown GPUs, unsupported dtypes and a rank that runs alone."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None
-    found = predict(plan, gpu, default_calibration(catalogue.rates), catalogue.rates.errors)
+    found = predict(plan, gpu, default_calibration(catalogue.rates, software), catalogue.rates.errors)
     return PredictedStep(step_time_s=found.seconds, ci95_s=found.interval_s, breakdown_s=dict(found.terms))
 
 
-def predicted_seconds(catalogue: Catalogue, plan: EnginePlan) -> float | None:
-    found = predicted_step(catalogue, plan)
+def predicted_seconds(catalogue: Catalogue, plan: EnginePlan, software: str) -> float | None:
+    found = predicted_step(catalogue, plan, software)
     return None if found is None else found.step_time_s
 
 
-def _error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> Sequence[str]:
-    names = [calibration.error]
-    # Measured rates do not cover the whole step, nor the model errors that rates fitted to published steps absorb.
+def error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> list[str]:
+    """Return the names of the errors of a prediction: one for its case, and one for each aspect without any step."""
+    if calibration.error == "recipe":  # a run of the same recipe has the same of everything
+        return ["recipe"]
+    names = [calibration.error] if calibration.error == "node" else [error_case(plan, gpu, calibration.software)]
     if calibration.error == "bench":
-        names.append("model")
-    if "model" in names and plan.recipe.gpu_type != CHECKED_GPU:
-        joined = gpu.nvlink_domain_gpus >= gpu.gpus_per_node and gpu.nvlink_gb_s >= LEAST_NVLINK_GB_S
-        names.append("gpu" if gpu.vendor == "nvidia" and joined else "platform")
-    # A run of the same recipe has the same experts and adapters.
-    if calibration.error != "recipe":
-        model = plan.recipe.model
-        parts = (("experts", model.moe), ("adapters", plan.lora), ("parts", model.other_parts))
-        names += [name for name, has in parts if has is not None]
-    return names
+        names.append("bench")
+    return [*names, *_aspects(plan, gpu)]
+
+
+def error_case(plan: EnginePlan, gpu: Gpu, software: str) -> str:
+    """Return the name of the narrowest error that published steps, or nothing, tell about such a prediction."""
+    by_nvidia = software in (DOCUMENTS, BRIDGE)
+    if not by_nvidia:
+        return LLMB if software == LLMB else "engines"
+    if plan.recipe.model.moe is not None:
+        return "experts"
+    if plan.lora is not None:
+        return "adapters"
+    if gpu.gpu_type != CHECKED_GPU:
+        return "blackwell" if gpu.gpu_type in BLACKWELL else "gpu"
+    return "model" if software == DOCUMENTS else "release"
+
+
+def _aspects(plan: EnginePlan, gpu: Gpu) -> Iterator[str]:
+    """Yield the names of aspects with an error of their own, most of which no step checks."""
+    layout = plan.recipe.layout
+    joined = gpu.nvlink_domain_gpus >= gpu.gpus_per_node and gpu.nvlink_gb_s >= LEAST_NVLINK_GB_S
+    found = {
+        "platform": gpu.vendor != "nvidia" or not joined,
+        "hardware": gpu.is_foreign,
+        "sharding": plan.parallelism.dp_sharding == "full",
+        "recompute": plan.recompute != "none",
+        "length": layout.seq_len > CHECKED_SEQ_LEN,
+        "context": layout.cp > CHECKED_CP,
+        "scale": layout.gpus > CHECKED_GPUS,
+        "routing": plan.capacity_factor is not None and plan.capacity_factor > 1,
+        "nvfp4": plan.recipe.dtype is Dtype.NVFP4,
+    }
+    return (name for name, applies in found.items() if applies)
 
 
 RECIPE = ("workload", "size", "dtype", "gpu_type", "scale", "release")
@@ -229,9 +287,7 @@ class PredictedRow:
     outcome: Prediction | LlmbError
 
 
-def predict_rows(
-    catalogue: Catalogue, rows: Sequence[Mapping[str, str]], calibration: Calibration
-) -> Iterator[PredictedRow]:
+def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Iterator[PredictedRow]:
     """Predict each row; one that fails yields its error. Raises UsageError for unknown columns."""
     if rows and (unknown := set(rows[0]) - set(COLUMNS)):
         raise UsageError(f"unknown columns: {', '.join(sorted(map(str, unknown)))}", choices=COLUMNS)
@@ -249,7 +305,8 @@ def predict_rows(
     for line, row in enumerate(rows, start=2):
         try:
             recipe = tuple(row.get(name) or "" for name in RECIPE)
-            plan = with_layout(plan_of(*recipe), _sizes(row))
+            plan = settle_sharding(with_layout(plan_of(*recipe), _sizes(row)), Parallelism())
+            calibration = default_calibration(catalogue.rates, usual_software(plan.recipe))
             gpu, shared = catalogue.gpus[plan.recipe.gpu_type], caches.setdefault(recipe, StepCache())
             outcome: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, shared)
         except LlmbError as error:

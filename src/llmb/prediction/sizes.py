@@ -9,7 +9,7 @@ from operator import ge
 from typing import NamedTuple
 
 from llmb.catalogue.layout_check import rank_model
-from llmb.catalogue.records import ADAPTED, Layout, MixtureOfExperts, Model
+from llmb.catalogue.records import ADAPTED, ENGINE_DTYPES, Layout, MixtureOfExperts, Model
 from llmb.catalogue.throughput import MATRICES
 from llmb.runs.plan import EnginePlan
 
@@ -82,17 +82,19 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 
 
 class Sizes:
-    """Sizes on one rank. tokens: of a micro-batch; shard: of these, between layers; query, key, value: features of
-    heads; attended: of the output of attention. Biases and single values of a head are not counted."""
+    """Sizes on one rank. tokens: of a micro-batch; shard: of these, between layers with sequence parallelism; between:
+    also without; query, key, value: features of heads; attended: of the output of attention. Biases and single values
+    of a head are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
         self.plan, self.model, self.layout = plan, model, layout
         self.part = part = rank_model(model, layout)
-        self.fp8 = plan.fp8_recipe is not None
+        self.fp8 = plan.fp8_recipe is not None or plan.recipe.dtype not in ENGINE_DTYPES
         self.hidden = model.hidden_size
         self.tokens = layout.mbs * layout.seq_len // layout.cp
         self.shard = self.tokens // layout.tp
+        self.between = self.tokens // layout.sequence_shards
         self.query = part.attention_heads * model.head_dim
         self.key = self.value = part.kv_heads * model.head_dim
         self.attended = self.query

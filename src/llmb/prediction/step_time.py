@@ -7,7 +7,7 @@ which of them were fitted to published steps, are in ``rates.yaml``.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
@@ -15,19 +15,20 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from llmb.base.errors import UsageError
+from llmb.catalogue.layout_check import stage_counts
 from llmb.catalogue.records import Dtype, Gpu
-from llmb.prediction.work import Amounts, LayerKind, MeasuredMachine, Messages, RankWork
+from llmb.prediction.links import Links
+from llmb.prediction.work import LayerKind, MeasuredMachine, Messages, PassWork, RankWork
 from llmb.runs.plan import EnginePlan
 
-START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
-"""Base latency of a ring with the protocol Simple, and latency of a step (NCCL, src/graph/tuning.cc at 01afd20)."""
 UPDATE_BYTES = 30.1
 """Moved per parameter and step by an optimizer in one pass over memory, with the norm of gradients in bf16."""
 CAST_BYTES = 4
 """Moved per parameter and step by casts of weights: bf16 is read, FP8 is written in both layouts."""
-BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
-"""Parameters per bucket: the larger of the first, and the second times the data-parallel ranks (Megatron-core,
-distributed_data_parallel.py, bucket_size)."""
+BACKWARD = 2 / 3
+"""The part of a micro-batch that the backward pass takes."""
+USUAL_SMS = 132
+"""The number of an H100, for GPU types without a sourced one."""
 
 Amount = dict[str, float]
 """Seconds at nominal rates, by keys of ``TERMS``."""
@@ -45,11 +46,9 @@ class StepCache:
 
 
 class PipelineTime(NamedTuple):
-    """The slowest rank, its work and seconds per micro-batch, and the bubble in which all ranks wait."""
+    """The first rank of each kind with its work per micro-batch, and the bubble in which all ranks wait."""
 
-    slowest: int
-    amount: Amount
-    seconds: float
+    ranks: tuple[tuple[int, Amount], ...]
     bubble: Amount
 
 
@@ -64,33 +63,43 @@ class Update(NamedTuple):
 Rates = Mapping[str, float]
 """Factors relative to nominal rates, by keys of ``TERMS``; those that end in _s are seconds.
 
-bf16, fp8, attention, memory: products and bytes. written: outputs of products. tp, cp, ep, pp, dp: the fraction of
-messages that delays a rank. tp_bf16, tp_fp8, cp_attention: the slowdown of products and attention that are split for
-overlap. exposed: data-parallel messages beyond what a step can hide. fp8_layer_s: per layer and micro-batch. step_s,
-fp8_step_s: per step. wait_step_s, wait_micro_batch_s: per doubling of the nodes, because ranks synchronize once a step,
-and in FP8 once a micro-batch, to reduce maxima.
+bf16, fp8, mxfp8, nvfp4, attention, memory: products and bytes. experts: products of routed experts, relative to others.
+routed: bytes of the permutation of tokens. written: outputs of products. tp, cp, ep, pp, dp: the fraction of hidden
+messages that delays a rank; with _beyond, messages beyond what work beside them can hide. tp_bf16, tp_fp8,
+cp_attention: the slowdown of products and attention that are split for overlap. fp8_layer_s, moe_layer_s: per layer and
+micro-batch. step_s, fp8_step_s: per step. wait, wait_fp8: the fraction of a step by which the slowest rank is later,
+per doubling of the nodes; in FP8 ranks also wait once a micro-batch, to reduce maxima.
 """
 TERMS: Mapping[str, str] = MappingProxyType(
     {
         "bf16": "products bf16",
         "fp8": "products fp8",
+        "mxfp8": "products mxfp8",
+        "nvfp4": "products nvfp4",
+        "experts": "products of experts",
         "attention": "attention",
         "memory": "memory-bound operators",
+        "cast": "casts",
+        "routed": "permutation of tokens",
         "written": "outputs of products",
         "tp": "tensor-parallel messages",
-        "tp_bf16": "products cut for overlap",
-        "tp_fp8": "products cut for overlap",
+        "tp_fp8": "tensor-parallel messages",
+        "tp_beyond": "tensor-parallel messages",
         "cp": "context-parallel messages",
-        "cp_attention": "attention cut for overlap",
+        "cp_beyond": "context-parallel messages",
         "ep": "messages of experts",
+        "ep_beyond": "messages of experts",
         "pp": "messages between stages",
+        "pp_beyond": "messages between stages",
+        "cp_attention": "attention cut for overlap",
         "dp": "data-parallel messages beside work",
-        "exposed": "data-parallel messages waited for",
+        "dp_beyond": "data-parallel messages waited for",
         "fp8_layer_s": "FP8 scaling",
+        "moe_layer_s": "routing",
         "step_s": "once a step",
         "fp8_step_s": "once a step",
-        "wait_step_s": "waiting for slower ranks",
-        "wait_micro_batch_s": "waiting for slower ranks",
+        "wait": "waiting for slower ranks",
+        "wait_fp8": "waiting for slower ranks",
     }
 )
 """Names of rates, and their labels in reports."""
@@ -120,7 +129,7 @@ class NominalStep:
         return priced(self.busy, rates) + priced(self.bubble, rates)
 
 
-def priced(amount: Amount, rates: Rates) -> float:
+def priced(amount: Mapping[str, float], rates: Rates) -> float:
     """Return the seconds of an amount at real rates."""
     seconds = 0.0
     for name, each in amount.items():
@@ -150,7 +159,9 @@ def nominal_step(
     return _Step(plan, gpu, rates, cache or StepCache(), machine or MeasuredMachine()).nominal()
 
 
-COMPUTED = ("bf16", "fp8", "attention", "memory", "written", "fp8_layer_s")
+CHIP = ("bf16", "fp8", "mxfp8", "nvfp4", "attention", "memory", "cast", "routed", "written")
+"""Rates of work that the efficiency of a chip decides."""
+COMPUTED = (*CHIP, "experts", "fp8_layer_s", "moe_layer_s")
 """Rates of the work that a rank does alone, without communication."""
 
 
@@ -164,20 +175,36 @@ class _Step:
     def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, cache: StepCache, machine: MeasuredMachine) -> None:
         if why := why_not_predicted(plan, gpu):
             raise UsageError(why, do="see 'llmb list' for GPU types, or specify the hardware with --hardware FILE")
-        self.plan, self.gpu, self.rates, self.cache, self.links = plan, gpu, rates, cache, machine.links
+        self.plan, self.gpu, self.rates, self.cache = plan, gpu, rates, cache
         layout = self.layout = plan.recipe.layout
+        replicas = plan.parallelism.replicas(layout)
+        self.links = Links(layout, replicas, gpu, 1 / rates["nvlink"], 1 / rates["network"], machine.links)
         sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
-        self.key = (*sizes, layout.pp > 1, plan.recompute)
-        self.work = RankWork(plan, gpu.sms, machine)
-        self.fp8 = plan.recipe.dtype is Dtype.FP8
+        ways = (plan.recipe.published_way("cuda_graphs"), plan.recipe.published_way("dispatcher"))
+        self.key = (*sizes, layout.pp > 1, plan.recompute, *ways)
+        self.work = RankWork(plan, gpu.sms or USUAL_SMS, machine, joins_copies=self._joins_copies())
+        self.casts = self.work.sizes.fp8
+        self.replays = plan.recipe.published_way("cuda_graphs") == "full iteration" and rates["replays_graphs"] > 0
+
+    def _joins_copies(self) -> bool:
+        return self.rates["ep_joins_copies"] > 0 and self.plan.recipe.published_way("dispatcher") != "alltoall"
 
     def nominal(self) -> NominalStep:
-        slowest, amount, seconds, bubble = self._cached_pipeline()
+        pipeline = self._cached_pipeline()
+        bubble_s = priced(pipeline.bubble, self.rates)
+        steps = [self._busy(rank, amount, bubble_s) for rank, amount in pipeline.ranks]
+        return NominalStep(max(steps, key=lambda busy: priced(busy, self.rates)), pipeline.bubble)
+
+    def _busy(self, rank: int, amount: Amount, bubble_s: float) -> Amount:
+        """Return the work of a rank in a step."""
         busy = {name: each * self.layout.ga for name, each in amount.items()}
-        if bubble:
-            self._defer_head(busy, slowest, priced(bubble, self.rates))
-        _add(busy, self._once(slowest, seconds))
-        return NominalStep(busy, bubble)
+        if bubble_s:
+            self._defer_head(busy, rank, bubble_s)
+        busy_s = priced(busy, self.rates)
+        waits = self._waits(busy_s + bubble_s)
+        _add(busy, self._once(rank, busy_s / self.layout.ga))
+        _add(busy, waits)
+        return busy
 
     def computed(self, stage: int) -> float:
         rank = self._rank(self.work.stages[stage], is_first=stage == 0, is_last=stage == self.layout.pp - 1)
@@ -199,17 +226,21 @@ class _Step:
 
     def _pipeline(self) -> PipelineTime:
         layout, alike = self.layout, self._ranks()
-        seconds = {rank: priced(amount, self.rates) for rank, amount, _ in alike}
-        slowest = max(seconds, key=seconds.__getitem__)
         bubble: Amount = {}
         for _, amount, ranks in alike if layout.pp > 1 else ():
             _add(bubble, amount, (layout.pp - 1) / layout.vp * ranks / layout.pp)
-        busy = next(amount for rank, amount, _ in alike if rank == slowest)
-        return PipelineTime(slowest, busy, seconds[slowest], bubble)
+        if stage_counts(layout) is None:
+            # Other programs place each layer so that the ranks of the pipeline have the same work.
+            mean: Amount = {}
+            for _, amount, ranks in alike:
+                _add(mean, amount, ranks / layout.pp)
+            return PipelineTime(((alike[0][0], mean),), bubble)
+        return PipelineTime(tuple((rank, amount) for rank, amount, _ in alike), bubble)
 
     def _cached_update(self, rank: int) -> Update:
-        sharding = self.plan.parallelism.dp_sharding
-        key = (*self.split, rank, sharding, self.layout.ga if sharding == "full" else 1)
+        parallelism = self.plan.parallelism
+        per_micro_batch = self.layout.ga if parallelism.dp_sharding == "full" else 1
+        key = (*self.split, rank, parallelism.dp_sharding, parallelism.dp_shard_size, per_micro_batch)
         if key not in self.cache.updates:
             self.cache.updates[key] = self._update(rank)
         return self.cache.updates[key]
@@ -217,7 +248,8 @@ class _Step:
     def _update(self, rank: int) -> Update:
         parameters = self.work.parameters(rank)
         messages = self.work.of_step(parameters)
-        timed = ((each, self.travel(each) + self._bucket_latency(each, parameters[0])) for each in messages)
+        links = self.links
+        timed = ((each, links.travel(each) + links.bucket_latency(each, parameters[0])) for each in messages)
         return Update(*parameters, tuple(timed))
 
     def _ranks(self) -> list[tuple[int, Amount, int]]:
@@ -230,122 +262,118 @@ class _Step:
         ]
 
     def _rank(self, layers: tuple[tuple[LayerKind, int], ...], *, is_first: bool, is_last: bool) -> Amount:
-        amount: Amount = {} if is_first and is_last else self._message(self.work.between_stages())
+        amount: Amount = {}
         for kind, count in layers:
             _add(amount, self._part(kind), count)
         if is_first:
             _add(amount, self._part("first"))
         if is_last:
             _add(amount, self._part("last"))
+        if not (is_first and is_last):
+            # Without virtual stages a rank has nothing else to compute when it sends or receives.
+            hides = priced(amount, self.rates) if self.layout.vp > 1 else 0.0
+            _add(amount, self._delays("pp", [self.work.between_stages()], hides))
         return amount
 
     def _part(self, part: LayerKind | Literal["first", "last"]) -> Amount:
         key = (part, *self.key)
         if key not in self.cache.parts:
             ends = {"first": self.work.first, "last": self.work.last}
-            self.cache.parts[key] = self._amount(ends[part]() if isinstance(part, str) else self.work.layer(part))
+            amount: Amount = {}
+            for each in ends[part]() if isinstance(part, str) else self.work.layer(part):
+                _add(amount, self._amount(each))
+            self.cache.parts[key] = amount
         return self.cache.parts[key]
 
-    def _amount(self, work: Amounts) -> Amount:
-        """Return the seconds of ``work`` at nominal rates."""
+    def _amount(self, work: PassWork) -> Amount:
+        """Return the seconds of a pass at nominal rates."""
         peaks = self.gpu.peak_tflops
-        found = {kind: flops / peaks["fp8" if kind == "fp8" else "bf16"] / 1e12 for kind, flops in work.flops.items()}
-        layout = self.layout
-        if layout.tp > 1 and work.fp8_layers + (work.flops.get("attention", 0) > 0):
-            cut = "fp8" if work.fp8_layers else "bf16"
-            found[f"tp_{cut}"] = found[cut]
-        if layout.cp > 1 and "attention" in found:
-            found["cp_attention"] = found["attention"]
+        found = {kind: flops / peaks[kind] / 1e12 for kind, flops in work.flops.items()}
+        (precision,) = found or ("bf16",)
+        if work.experts:
+            of_experts = work.experts / peaks[precision] / 1e12
+            found[precision] -= of_experts
+            found["experts"] = of_experts * self.rates[precision]
+        products = priced(found, self.rates)
+        found["attention"] = attention = work.attention / peaks["bf16"] / 1e12
+        if self.layout.cp > 1 and attention:
+            found["cp_attention"] = attention
         found["written"] = work.written / self.bytes_per_s
-        found["memory"] = (work.moved + work.cast) / self.bytes_per_s
-        found["fp8_layer_s"] = work.fp8_layers
-        for message in work.messages:
-            _add(found, self._message(message))
+        found["memory"], routed = work.moved / self.bytes_per_s, work.routed / self.bytes_per_s
+        found["cast"] = work.cast / self.bytes_per_s
+        # One graph of a whole step launches its kernels without the host, and permutes tokens in fused kernels.
+        found["memory" if self.replays else "routed"] = found.get("memory", 0.0) * self.replays + routed
+        if not self.replays:
+            found |= {"fp8_layer_s": work.cast_layers, "moe_layer_s": work.expert_layers}
+        groups = self._by_group(work.messages)
+        _add(found, self._delays("tp_fp8" if precision != "bf16" else "tp", groups["tp"], products))
+        _add(found, self._delays("cp", groups["cp"], attention * self.rates["attention"]))
+        _add(found, self._delays("ep", groups["ep"], priced(found, self.rates) * self.rates["ep_hidden"]))
+        return {name: each for name, each in found.items() if each}
+
+    def _by_group(self, messages: Iterable[Messages]) -> Mapping[str, list[Messages]]:
+        found: dict[str, list[Messages]] = {"tp": [], "cp": [], "ep": []}
+        for each in messages:
+            found["ep" if each.group == "etp" else each.group].append(each)
         return found
+
+    def _delays(self, name: str, messages: Sequence[Messages], hides: float) -> Amount:
+        """Return the delay by messages of a group that at most ``hides`` seconds of work can hide.
+
+        Hidden messages also delay a rank by a share, because they take SMs, and products in parts fill tiles and waves
+        worse; except for those that other work hides whole.
+        """
+        travel = sum(map(self.links.travel, messages))
+        shared = travel - sum(self.links.travel(each) for each in messages if each.beside)
+        beyond = max(0.0, travel - hides - shared * self.rates[name])
+        return {name: shared, f"{name.removesuffix('_fp8')}_beyond": beyond}
 
     @property
     def bytes_per_s(self) -> float:
         return self.gpu.memory_bandwidth_tb_s * 1e12
 
-    def _message(self, message: Messages) -> Amount:
-        if message.beside:
-            return {}
-        name = {"etp": "ep", "edp": "dp"}.get(message.group, message.group)
-        return {name: self.travel(message)}
-
-    def travel(self, message: Messages) -> float:
-        """Return the seconds of messages over links at nominal rates, with the latency of rings."""
-        ranks, within = self.groups[message.group]
-        if ranks == 1:
-            return 0.0
-        nodes = -(-ranks // within)
-        latency = START_S + (ranks - nodes) * NVLINK_HOP_S + (nodes - 1) * NETWORK_HOP_S
-        nvlink = self.links.get(message.kind, self.gpu.nvlink_gb_s / 2 * 1e9)
-        volume = message.size * (2 if message.kind == "all_reduce" else 1)
-        if message.kind == "send":
-            link = nvlink if nodes == 1 else self._network
-            return message.number * (START_S + volume / link)
-        if nodes == 1:
-            return message.number * (latency + volume * (ranks - 1) / ranks / nvlink)
-        if message.kind == "all_to_all":
-            return message.number * (latency + volume * (ranks - within) / ranks / self._network)
-        # Each member of the group in a node uses its own adapter.
-        link = min(nvlink, within * self._network)
-        return message.number * (latency + volume * (ranks - 1) / ranks / link)
-
-    @property
-    def _network(self) -> float:
-        assert self.gpu.network_gb_s is not None, "checked before"
-        return self.gpu.network_gb_s * 1e9
-
-    @cached_property
-    def groups(self) -> dict[str, tuple[int, int]]:
-        """The ranks of each group, and how many of them share an NVLink domain."""
-        layout, domain = self.layout, self.gpu.nvlink_domain_gpus
-        found = {
-            "tp": (layout.tp, 1),
-            "cp": (layout.cp, layout.tp),
-            "dp": (layout.cp * layout.dp, layout.tp),
-            "etp": (layout.etp, 1),
-            "ep": (layout.ep, layout.etp),
-            "edp": (layout.edp, layout.etp * layout.ep),
-            "pp": (min(layout.pp, 2), layout.gpus // layout.pp),
-        }
-        return {name: (ranks, max(1, min(ranks, domain // stride))) for name, (ranks, stride) in found.items()}
-
-    def _defer_head(self, busy: Amount, slowest: int, bubble_s: float) -> None:
+    def _defer_head(self, busy: Amount, rank: int, bubble_s: float) -> None:
         """Move the head's weight gradients into the bubble of the last rank, as far as they fit."""
-        if slowest != self.layout.pp - 1:
+        if rank != self.layout.pp - 1:
             return
         each = self.work.head_weight_gradient() / self.gpu.peak_tflops["bf16"] / 1e12
         busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates["bf16"])
 
+    def _waits(self, busy_s: float) -> Amount:
+        """Return the waits for slower ranks: the work before them varies, so that they grow with it."""
+        doublings = max(0.0, log2(self.layout.gpus / self.gpu.gpus_per_node))
+        return {"wait_fp8" if self.casts else "wait": doublings * busy_s} if doublings else {}
+
     def _once(self, rank: int, micro_batch_s: float) -> Amount:
         """Return the seconds of the exchange of gradients and parameters, and of the update."""
         layout, (dense, experts, exchanges) = self.layout, self._cached_update(rank)
-        shard = dense / (layout.dp * layout.cp) + experts / layout.edp
-        if self.plan.parallelism.dp_sharding == "none":
-            shard = float(dense + experts)
-        moved = UPDATE_BYTES * shard + (CAST_BYTES * (dense + experts) if self.fp8 and self.plan.lora is None else 0)
+        replicas = self.plan.parallelism.replicas(layout)
+        shard = dense * replicas.dense / (layout.dp * layout.cp) + experts * replicas.experts / layout.edp
+        moved = UPDATE_BYTES * shard + (CAST_BYTES * (dense + experts) if self.casts and self.plan.lora is None else 0)
         found = {"memory": moved / self.bytes_per_s, "step_s": 1.0}
-        doublings = max(0.0, log2(layout.gpus / self.gpu.gpus_per_node))
-        found["wait_step_s"] = doublings
-        if self.fp8:
-            found |= {"fp8_step_s": 1.0, "wait_micro_batch_s": doublings * layout.ga}
-        # A stage's part of the exchange begins when the stage is done: an interleaved pipeline can hide it in one
-        # micro-batch per rank, any other only in the last or the first.
-        window = micro_batch_s * (min(layout.pp, layout.ga) if layout.vp > 1 else 1)
-        for message, travel in exchanges:
-            of_window = {"reduce_scatter": 2 / 3, "all_reduce": 2 / 3, "all_gather": message.number / 3}
-            waited = max(0.0, travel - of_window[message.kind] * window)
-            _add(found, {"dp": travel, "exposed": waited})
+        if self.casts:
+            found["fp8_step_s"] = 1.0
+        _add(found, self._exchange(exchanges, micro_batch_s))
         return found
 
-    def _bucket_latency(self, message: Messages, elements: int) -> float:
-        """Return the latency of all buckets but the first, whose latency is in ``travel``."""
-        ranks, within = self.groups[message.group]
-        buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))
-        return (buckets - 1) * (-(-ranks // within) - 1) * NETWORK_HOP_S
+    def _exchange(self, exchanges: Iterable[tuple[Messages, float]], micro_batch_s: float) -> Amount:
+        """Return the delay by the exchange of gradients and parameters, of which passes hide a part.
+
+        A stage's part of it begins when the stage is done: an interleaved pipeline can hide it in one micro-batch per
+        rank, any other only in the last or the first. Parameters that are gathered for each pass are hidden in all.
+        """
+        layout = self.layout
+        gathered = sum(seconds for message, seconds in exchanges if message.kind == "all_gather")
+        reduced = sum(seconds for message, seconds in exchanges if message.kind != "all_gather")
+        window = micro_batch_s * self.rates["dp_hidden"]
+        ends = window * (min(layout.pp, layout.ga) if layout.vp > 1 else 1)
+        hidden = min(reduced, ends * BACKWARD)
+        if self.work.gathers == 1:
+            hidden += min(gathered, ends * (1 - BACKWARD))
+        else:
+            passes = window * layout.ga
+            hidden += min(gathered / 2, passes * (1 - BACKWARD)) + min(gathered / 2, passes * BACKWARD - hidden)
+        return {"dp": hidden, "dp_beyond": gathered + reduced - hidden}
 
 
 def _add(to: Amount, amount: Mapping[str, float], times: float = 1.0) -> None:

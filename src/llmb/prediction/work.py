@@ -13,23 +13,25 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 from llmb.catalogue.layout_check import stage_layers, stage_sizes
+from llmb.catalogue.records import Dtype
 from llmb.catalogue.throughput import attention_square
-from llmb.prediction.sizes import BF16, FP32, Product, Sizes, block_products, head_product
+from llmb.prediction.sizes import BF16, FP32, GATHERED, Product, Sizes, block_products, head_product, together_in_turn
 from llmb.runs.plan import EnginePlan
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
 """The part of a product's output that an SM computes at a time: CUTLASS's default on Hopper for bf16 and FP8."""
+
 BACKWARD_ATTENTION = 2.5
 """FLOPs of attention's backward pass relative to the forward pass: five products instead of two."""
 
 TrainingPass = Literal["forward", "input_gradient", "weight_gradient"]
-Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp"]
+Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_replicas"]
 
 
 class Messages(NamedTuple):
     """Messages of one kind in one group; ``size`` is the full size of one message on a rank, in bytes.
 
-    beside: fully hidden behind products.
+    beside: fully hidden behind products. copies: number of copies of a token, of which several go to one node.
     """
 
     kind: str
@@ -37,23 +39,35 @@ class Messages(NamedTuple):
     number: int
     size: float
     beside: bool = False
+    copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
-    """The work of a rank for one micro-batch in some of its layers, forward and backward.
+class PassWork:
+    """The work of a rank for one micro-batch in the forward or the backward pass of a part of the model.
 
-    flops: of products, by precision or ``attention``, with the empty parts of tiles and waves. written: bytes of the
-    products' outputs, and of the buffers of weight gradients. moved, cast: bytes that operators between products, and
-    casts to FP8, read and write. fp8_layers: the number of layers in FP8.
+    flops: of products, by precision, with the empty parts of tiles and waves; ``experts`` of these are those of routed
+    experts. attention: its FLOPs. written: bytes of the products' outputs, and of the buffers of weight gradients.
+    moved, routed, cast: bytes that operators between products, the permutation of tokens to experts, and casts read and
+    write. layers: the number of layers with casts, and with experts, which launch kernels of their own.
     """
 
-    flops: Mapping[str, float]
+    flops: Mapping[str, float] = field(default_factory=dict)
+    experts: float = 0.0
+    attention: float = 0.0
     written: float = 0.0
     moved: float = 0.0
+    routed: float = 0.0
     cast: float = 0.0
-    fp8_layers: int = 0
+    cast_layers: float = 0.0
+    expert_layers: float = 0.0
     messages: tuple[Messages, ...] = ()
+
+
+EXTRA_PASSES = 4
+"""Operators over the first product of experts with biases: its bias, two limits and the shifted gate."""
+Work = tuple[PassWork, ...]
+"""Forward and backward pass of a micro-batch, and work that hides nothing."""
 
 
 class ProductShape(NamedTuple):
@@ -79,11 +93,11 @@ class MeasuredMachine:
 
 
 class LayerKind(NamedTuple):
-    """Layers with the same work."""
+    """Layers with the same work. pairs: those of positions that a sequence compares, without the causal half."""
 
     experts: bool
-    attends_all: bool
-    fp8: bool
+    pairs: float
+    casts: bool
 
 
 def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float:
@@ -99,22 +113,26 @@ def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float
 class RankWork:
     """The work of the ranks of a plan: per layer, outside of layers, and per step."""
 
-    def __init__(self, plan: EnginePlan, sms: int | None, machine: MeasuredMachine | None = None) -> None:
+    def __init__(
+        self, plan: EnginePlan, sms: int | None, machine: MeasuredMachine | None = None, *, joins_copies: bool = False
+    ) -> None:
         self.plan, self.sms, self.measured = plan, sms, (machine or MeasuredMachine()).products
+        self.copies = plan.recipe.model.moe.top_k if plan.recipe.model.moe and joins_copies else 0
         self.model, self.layout = plan.recipe.model, plan.recipe.layout
         self.sizes = Sizes(plan)
         self.trained = plan.lora is None
+        self.again = plan.recompute == "full"
 
     @cached_property
     def examples(self) -> dict[LayerKind, int]:
         """The first layer of each kind."""
-        return {self.kind(layer): layer for layer in range(self.layout.layers if self._layers_differ else 1)}
+        layers = range(self.layout.layers if self._layers_differ else 1)
+        return {self.kind(layer): layer for layer in reversed(layers)}
 
     @property
     def _layers_differ(self) -> bool:
         model = self.model
-        windows = model.other_parts and model.other_parts.sliding_window
-        return bool(model.moe or model.chunked_attention or windows or self.plan.fp8_recipe == "current")
+        return bool(model.moe or model.chunked_attention or model.other_parts or self.plan.fp8_recipe == "current")
 
     @cached_property
     def stages(self) -> list[tuple[tuple[LayerKind, int], ...]]:
@@ -123,43 +141,56 @@ class RankWork:
         if not self._layers_differ:
             (kind,), sizes = self.examples, stage_sizes(self.layout)
             return [((kind, sum(sizes[rank::pp])),) for rank in range(pp)]
-        layers = stage_layers(self.layout)
+        stages = stage_layers(self.layout)
         kinds = [self.kind(layer) for layer in range(self.layout.layers)]
-        counted = [Counter(kinds[layer] for stage in layers[rank::pp] for layer in stage) for rank in range(pp)]
+        counted = [Counter(kinds[layer] for stage in stages[rank::pp] for layer in stage) for rank in range(pp)]
         counted[-1][kinds[-1]] += self.model.multi_token_layers
         return [tuple(each.items()) for each in counted]
 
     def kind(self, layer: int) -> LayerKind:
-        model = self.model
-        return LayerKind(model.is_moe_layer(layer), model.is_global_layer(layer), self.sizes.computes_fp8(layer))
+        recipe = self.plan.recipe
+        attends_all = self.model.is_global_layer(layer)
+        pairs = attention_square(self.model, attends_all, self.layout.seq_len, recipe.packing) / 2
+        return LayerKind(self.model.is_moe_layer(layer), pairs, self.sizes.computes_fp8(layer))
 
-    def layer(self, kind: LayerKind) -> Amounts:
-        """Return the work of a micro-batch in one layer, with recomputation for its backward pass."""
-        precision = "fp8" if kind.fp8 else "bf16"
-        forward, backward = self._products(kind)
-        again = self.plan.recompute == "full"
+    def precision(self, kind: LayerKind) -> str:
+        return self.plan.recipe.dtype.value if kind.casts else Dtype.BF16.value
+
+    def layer(self, kind: LayerKind) -> Work:
+        """Return the work of a micro-batch in one layer; the backward pass includes what it recomputes."""
+        precision = self.precision(kind)
+        products = [(self._passes(each, precision), each.name.startswith("expert_")) for each in self._shapes(kind)]
+        ahead = sum(each[0] for each, _ in products)
+        back = sum(sum(each[1:]) for each, _ in products)
+        experts_ahead = sum(each[0] for each, of_experts in products if of_experts)
+        experts_back = sum(sum(each[1:]) for each, of_experts in products if of_experts)
         attention = self._attention(kind)
-        return Amounts(
-            flops={
-                precision: forward * (2 if again else 1) + backward,
-                "attention": attention * (BACKWARD_ATTENTION + (2 if again else 1)),
-            },
-            written=self._written(kind, again=again),
-            moved=self._moved(kind, again=again),
-            cast=self._cast(kind) if kind.fp8 else 0.0,
-            fp8_layers=int(kind.fp8),
-            messages=tuple(self._messages(kind, again=again)),
+        moved_ahead, moved_back = self._moved(kind)
+        written_ahead, written_back = self._written(kind)
+        messages_ahead, messages_back = self._messages(kind)
+        routed, cast = self._routed(kind), self._cast(kind) / 2
+        again = int(self.again)
+        forward = PassWork(
+            {precision: ahead}, experts_ahead, attention, written_ahead, moved_ahead, routed, cast,
+            kind.casts / 2, kind.experts / 2, messages_ahead,
+        )  # fmt: skip
+        backward = PassWork(
+            {precision: back + again * ahead},
+            experts_back + again * experts_ahead,
+            attention * (BACKWARD_ATTENTION + again),
+            written_back + again * written_ahead,
+            moved_back + again * moved_ahead,
+            routed * (1 + again),
+            cast,
+            kind.casts / 2,
+            kind.experts / 2,
+            (*messages_ahead, *messages_back) if self.again else messages_back,
         )
+        return forward, backward
 
     def _shapes(self, kind: LayerKind) -> Iterator[Product]:
         factor = self.plan.capacity_factor
         return block_products(self.model, self.layout, experts=kind.experts, capacity_factor=factor)
-
-    def _products(self, kind: LayerKind) -> tuple[float, float]:
-        """Return the FLOPs of the products of a layer, forward and backward."""
-        precision = "fp8" if kind.fp8 else "bf16"
-        passes = [self._passes(each, precision) for each in self._shapes(kind)]
-        return sum(each[0] for each in passes), sum(sum(each[1:]) for each in passes)
 
     def _passes(self, product: Product, precision: str) -> tuple[float, ...]:
         """Return the FLOPs of each pass of a product; weight gradients only if weights are trained."""
@@ -175,37 +206,36 @@ class RankWork:
             flops * filled(self.sms, each.rows, each.columns, together) * self.measured.get(each, 1.0) for each in found
         )
 
-    def _written(self, kind: LayerKind, *, again: bool) -> float:
-        elements = 0
+    def _written(self, kind: LayerKind) -> tuple[float, float]:
+        ahead, back = 0, 0
         for _, rows, inner, columns, together in self._shapes(kind):
             of_weights = 2 * inner * columns if self.trained else 0  # buffers are read and written
-            elements += together * (rows * columns * (2 if again else 1) + rows * inner + of_weights)
-        return float(BF16 * elements)
+            ahead += together * rows * columns
+            back += together * (rows * inner + of_weights)
+        return float(BF16 * ahead), float(BF16 * back)
 
     def _attention(self, kind: LayerKind) -> float:
         """Return the FLOPs of the forward pass: scores and sums of values, of the causal half."""
-        recipe, layout = self.plan.recipe, self.layout
-        pairs = attention_square(self.model, kind.attends_all, layout.seq_len, recipe.packing) / 2
-        return 2.0 * (self.sizes.query + self.sizes.attended) * pairs * layout.mbs / layout.cp
+        layout = self.layout
+        return 2.0 * (self.sizes.query + self.sizes.attended) * kind.pairs * layout.mbs / layout.cp
 
-    def _moved(self, kind: LayerKind, *, again: bool) -> float:
-        """Return the bytes of norms, residual sums, rotary embeddings and activations; their backward passes read the
-        same inputs and a gradient."""
+    def _moved(self, kind: LayerKind) -> tuple[float, float]:
+        """Return the bytes of norms, residual sums, rotary embeddings and activations, forward and backward; backward
+        passes read the same inputs and a gradient."""
         sizes, gated = self.sizes, self.sizes.products
-        between = sizes.hidden * sizes.shard
+        between = sizes.hidden * sizes.between
         norms, sums, rotary = 2 * 2, 2 * 3, 2
-        forward: float = BF16 * ((norms + sums) * between + rotary * (sizes.query + sizes.key) * sizes.tokens)
-        backward: float = BF16 * ((2 * 3 + 2 * 2) * between + rotary * (sizes.query + sizes.key) * sizes.tokens)
+        heads = rotary * (sizes.query + sizes.key) * sizes.tokens
+        ahead: float = BF16 * ((norms + sums) * between + heads + 4 * sizes.latents * sizes.tokens)
+        back: float = BF16 * ((2 * 3 + 2 * 2) * between + heads + 6 * sizes.latents * sizes.tokens)
         inner = self._activated(kind)
         activation = BF16 * (gated + 1) * inner
-        forward += activation + self._routed(kind)
-        backward += BF16 * (2 * gated + 1) * inner + self._routed(kind)
+        ahead += activation
+        back += BF16 * (2 * gated + 1) * inner
         if self.plan.lora is not None:
             # Three passes of adapters over inputs and outputs, which have the width of a layer's own.
-            backward += 3 * BF16 * sizes.tokens * (sizes.hidden + sizes.query + 2 * sizes.key)
-        if self.plan.recompute == "selective":
-            return forward + backward + activation
-        return forward * (2 if again else 1) + backward
+            back += 3 * BF16 * sizes.tokens * (sizes.hidden + sizes.query + 2 * sizes.key)
+        return ahead, back + activation * (self.plan.recompute == "selective")
 
     def _activated(self, kind: LayerKind) -> int:
         """Count the elements of the activations of a layer."""
@@ -215,12 +245,20 @@ class RankWork:
         return sizes.tokens * (moe.shared_ffn_hidden_size or 0) + sizes.expert_rows() * moe.ffn_hidden_size
 
     def _routed(self, kind: LayerKind) -> float:
-        """Return the bytes of sorting tokens once on the way to experts and once on the way back."""
-        return 2 * 2 * BF16 * self.sizes.hidden * self.sizes.expert_rows() if kind.experts else 0.0
+        """Return the bytes of sorting tokens on the way to experts and on the way back, and of biases and limits of
+        experts, each an operator of its own, in one pass."""
+        if not kind.experts or self.sizes.part.moe is None:
+            return 0.0
+        parts, rows = self.model.other_parts, self.sizes.expert_rows()
+        features = self.sizes.products * self.sizes.part.moe.ffn_hidden_size
+        extra = EXTRA_PASSES * features if parts and parts.expert_biases else 0
+        return 2.0 * BF16 * rows * (2 * self.sizes.hidden + extra)
 
     def _cast(self, kind: LayerKind) -> float:
         """Return the bytes of casts: for each element that a product reads, forward and backward, 2 are read and 2
         written, one per layout; inputs that tensor parallelism gathers in FP8 are transposed afterwards."""
+        if not kind.casts:
+            return 0.0
         sizes = self.sizes
         inner = self._activated(kind)
         ends = 2 * sizes.hidden * sizes.shard
@@ -229,72 +267,85 @@ class RankWork:
         gathered = 2 * 4 * sizes.hidden * sizes.tokens if self.layout.tp > 1 else 0
         return 4.0 * (inputs + gradients) + gathered
 
-    def _messages(self, kind: LayerKind, *, again: bool) -> Iterator[Messages]:
+    def _messages(self, kind: LayerKind) -> tuple[tuple[Messages, ...], tuple[Messages, ...]]:
+        """Return the messages of the forward pass, and of the backward pass."""
         sizes, layout = self.sizes, self.layout
+        ahead, back = [], []
         whole = float(BF16 * sizes.hidden * sizes.tokens)
-        passes = 2 if again else 1
         if layout.sequence_shards > 1:
             pairs = 2 if not kind.experts or self._has_shared else 1
-            cast = whole / 2 if kind.fp8 else whole
-            yield Messages("all_gather", "tp", pairs * passes, cast)
-            yield Messages("all_gather", "tp", pairs, whole)
-            yield Messages("reduce_scatter", "tp", pairs * (passes + 1), whole)
-            if self.trained and not again:
-                yield Messages("all_gather", "tp", pairs, cast, beside=True)
+            cast = whole / 2 if kind.casts else whole
+            ahead += [Messages("all_gather", "tp", pairs, cast), Messages("reduce_scatter", "tp", pairs, whole)]
+            back += [Messages("all_gather", "tp", pairs, whole), Messages("reduce_scatter", "tp", pairs, whole)]
+            if self.trained:
+                back.append(Messages("all_gather", "tp", pairs, cast, beside=True))
         elif layout.tp > 1:
-            yield Messages("all_reduce", "tp", 2 * (passes + 1), whole)
+            ahead.append(Messages("all_reduce", "tp", 2, whole))
+            back.append(Messages("all_reduce", "tp", 2, whole))
         if layout.cp > 1:
             keys = float(BF16 * (sizes.key + sizes.value) * sizes.tokens * layout.cp)
-            yield Messages("all_gather", "cp", passes, keys)
-            yield Messages("reduce_scatter", "cp", 1, keys)
+            ahead.append(Messages("all_gather", "cp", 1, keys))
+            back.append(Messages("reduce_scatter", "cp", 1, keys))
         if kind.experts:
-            yield from self._expert_messages(passes)
+            ahead += self._expert_messages()
+            back += self._expert_messages()
+        return tuple(ahead), tuple(back)
 
     @property
     def _has_shared(self) -> bool:
         return self.model.moe is not None and self.model.moe.shared_ffn_hidden_size is not None
 
-    def _expert_messages(self, passes: int) -> Iterator[Messages]:
-        """Yield the messages that carry tokens to experts and back, forward and backward."""
+    def _expert_messages(self) -> Iterator[Messages]:
+        """Yield the messages that carry tokens to experts and back, in one pass."""
         sizes, layout = self.sizes, self.layout
         rows = BF16 * sizes.hidden * sizes.expert_rows()
         if layout.ep > 1:
-            yield Messages("all_to_all", "ep", 2 * (passes + 1), rows / layout.etp)
+            yield Messages("all_to_all", "ep", 2, rows / layout.etp, copies=self.copies)
         if layout.etp > 1:
-            yield Messages("all_to_all", "etp", 2 * (passes + 1), float(rows))
+            yield Messages("all_to_all", "etp", 2, float(rows))
 
-    def first(self) -> Amounts:
+    def first(self) -> Work:
         """Return the work of the embedding."""
+        moved = float(2 * BF16 * self.sizes.hidden * self.sizes.tokens)
+        scatter, gather = self._end_messages()
+        return PassWork(moved=moved, messages=scatter), PassWork(moved=moved, messages=gather if self.trained else ())
+
+    def last(self) -> Work:
+        """Return the work of the head and the loss: products and logits in bf16, and fp32 logits in the loss; and of
+        layers that predict further tokens, each with a head."""
         sizes = self.sizes
-        messages = self._end_messages() if self.layout.sequence_shards > 1 else ()
-        return Amounts({}, moved=float(4 * BF16 * sizes.hidden * sizes.tokens), messages=messages)
+        further = self.model.multi_token_layers
+        heads = 1 + further
+        joined = self._passes(Product("multi_token", sizes.shard, 2 * sizes.hidden, sizes.hidden), "bf16")
+        pairs = zip(self._of_head, joined, strict=True)
+        ahead, back, *weights = (heads * head + further * join for head, join in pairs)
+        moved = float((2 * BF16 + 3 * FP32) * sizes.tokens * sizes.vocabulary)
+        scatter, gather = self._end_messages()
+        forward = PassWork({"bf16": ahead}, moved=heads * moved / 2, messages=heads * gather)
+        backward = PassWork({"bf16": back}, moved=heads * moved / 2, messages=heads * scatter)
+        # Nothing is hidden behind gradients of weights, which a pipeline defers.
+        return forward, backward, PassWork({"bf16": sum(weights)})
 
-    def last(self) -> Amounts:
-        """Return the work of the head and the loss: products and logits in bf16, and fp32 logits in the loss."""
-        sizes, further = self.sizes, self.model.multi_token_layers
-        messages = self._end_messages() if self.layout.sequence_shards > 1 else ()
-        joined = Product("multi_token", sizes.shard, 2 * sizes.hidden, sizes.hidden)
-        return Amounts(
-            {"bf16": sum(self._of_head) * (1 + further) + further * sum(self._passes(joined, "bf16"))},
-            moved=float((2 * BF16 + 3 * FP32) * sizes.tokens * sizes.vocabulary * (1 + further)),
-            messages=messages,
-        )
-
-    def _end_messages(self) -> tuple[Messages, ...]:
+    def _end_messages(self) -> tuple[tuple[Messages, ...], tuple[Messages, ...]]:
+        """Return those of a reduce-scatter and of an all-gather, at either end of the model."""
         whole = float(BF16 * self.sizes.hidden * self.sizes.tokens)
-        return Messages("all_gather", "tp", 1, whole), Messages("reduce_scatter", "tp", 1, whole)
+        if self.layout.sequence_shards > 1:
+            return (Messages("reduce_scatter", "tp", 1, whole),), (Messages("all_gather", "tp", 1, whole),)
+        if self.layout.tp > 1:
+            return (Messages("all_reduce", "tp", 1, whole),), ()
+        return (), ()
 
     def head_weight_gradient(self) -> float:
         """Return the FLOPs of a micro-batch that can be deferred to the end of the pipeline's last stage."""
         return sum(self._of_head[2:])
 
-    @property
+    @cached_property
     def _of_head(self) -> tuple[float, ...]:
         return self._passes(head_product(self.model, self.layout), "bf16")
 
     def between_stages(self) -> Messages:
         """Return the messages of a micro-batch at the ends of a rank's stages, forward and backward."""
-        return Messages("send", "pp", 2 * self.layout.vp, float(BF16 * self.sizes.hidden * self.sizes.shard))
+        return Messages("send", "pp", 2 * self.layout.vp, float(BF16 * self.sizes.hidden * self.sizes.between))
 
     def parameters(self, rank: int) -> tuple[int, int]:
         """Count the elements that a rank of the pipeline trains: dense, and of routed experts."""
@@ -302,8 +353,9 @@ class RankWork:
         if self.plan.lora is not None:
             return sum(count for _, count in kinds) * sizes.adapters(), 0
         tables = sizes.vocabulary * sizes.hidden
-        ends = (rank == 0) + (rank == self.layout.pp - 1 and not (rank == 0 and self.model.tied_embeddings))
-        dense = ends * tables + (rank == self.layout.pp - 1) * (sizes.norm + sizes.multi_token(self.layout.pp))
+        is_last = rank == self.layout.pp - 1
+        ends = (rank == 0) + (is_last and not (rank == 0 and self.model.tied_embeddings))
+        dense = ends * tables + is_last * (sizes.norm + sizes.multi_token(self.layout.pp))
         for kind, count in kinds:
             layer = self.examples[kind]
             dense += count * (sizes.matrices(layer) + sizes.others(layer))
@@ -311,15 +363,28 @@ class RankWork:
 
     def of_step(self, parameters: tuple[int, int]) -> Iterator[Messages]:
         """Yield the messages of gradients and parameters, once a step; with ZeRO-3 parameters once a micro-batch."""
-        layout, sharding = self.layout, self.plan.parallelism.dp_sharding
+        layout = self.layout
         exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
-        groups: tuple[tuple[Group, int], ...] = (("dp", layout.dp * layout.cp), ("edp", layout.edp))
-        for (group, ranks), elements in zip(groups, parameters, strict=True):
+        replicas = self.plan.parallelism.replicas(layout)
+        groups: tuple[tuple[Group, Group, int, int], ...] = (
+            ("dp", "dp_replicas", layout.dp * layout.cp, replicas.dense),
+            ("edp", "edp_replicas", layout.edp, replicas.experts),
+        )
+        for (shards, copies, ranks, number), elements in zip(groups, parameters, strict=True):
+            size = float((FP32 if exact else BF16) * elements)
             if ranks == 1 or not elements:
                 continue
-            gradients = float((FP32 if exact else BF16) * elements)
-            if sharding == "none":
-                yield Messages("all_reduce", group, 1, gradients)
-                continue
-            yield Messages("reduce_scatter", group, 1, gradients)
-            yield Messages("all_gather", group, layout.ga if sharding == "full" else 1, float(BF16 * elements))
+            if ranks > number:
+                yield Messages("reduce_scatter", shards, 1, size)
+                yield Messages("all_gather", shards, self.gathers, float(BF16 * elements))
+            if number > 1:
+                yield Messages("all_reduce", copies, 1, size * number / ranks)
+
+    @property
+    def gathers(self) -> int:
+        """Return how many times a step parameters are gathered: for each pass, if ranks share them within a step; the
+        stages of a pipeline stay gathered for micro-batches that they run in a row, and a few for the whole step."""
+        layout = self.layout
+        if self.plan.parallelism.dp_sharding != "full" or (layout.pp > 1 and layout.vp <= GATHERED):
+            return 1
+        return 2 * layout.ga // (together_in_turn(layout) if layout.pp > 1 else 1)

@@ -91,8 +91,13 @@ def fits_text(use: MemoryUse) -> str:
 TERM_TITLES = {
     "products bf16": "GEMMs, BF16",
     "products fp8": "GEMMs, FP8",
+    "products mxfp8": "GEMMs, MXFP8",
+    "products nvfp4": "GEMMs, NVFP4",
+    "products of experts": "grouped GEMMs of experts",
     "outputs of products": "GEMM outputs to memory",
-    "products cut for overlap": "GEMMs split for TP overlap",
+    "casts": "casts to FP8 or FP4",
+    "permutation of tokens": "token permutation, unfused operators",
+    "routing": "kernels of MoE layers",
     "attention cut for overlap": "attention split for CP overlap",
     "tensor-parallel messages": "TP all-gather and reduce-scatter",
     "context-parallel messages": "CP exchange of keys and values",
@@ -156,6 +161,7 @@ class RunPrediction(Shown):
             "layout": prediction.plan.recipe.layout,
             **fields_of(prediction.plan, "recompute", "parallelism.dp_sharding", "parallelism.dp_shard_size"),
             **fields_of(prediction, "step_time_s: seconds", "ci95_s: interval_s", "error_pct", "errors"),
+            **fields_of(prediction, "calibration.software"),
             "breakdown_s": dict(prediction.terms),
             **fields_of(figures, "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"),
             **fields_of(figures, "days_per_1t_tokens", "reasons"),
@@ -188,8 +194,10 @@ SCALE = (
 
 def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
     prediction, figures = predicted.prediction, predicted.throughput
-    interval = f"95 % within {interval_of(prediction.interval_s)}, ±{prediction.error_pct:.0f} %"
+    low, high = (100 * (each / prediction.seconds - 1) for each in prediction.interval_s)
+    interval = f"95 % within {interval_of(prediction.interval_s)}, {low:+.0f} to {high:+.0f} %"
     yield "step time s", number(prediction.seconds), interval
+    yield "software", "", _case_text(prediction)
     for published in prediction.plan.recipe.expectations:
         if published.kind == "table":
             far = 100 * (prediction.seconds / published.step_time_s - 1)
@@ -225,6 +233,13 @@ def _memory_row(memory: MemoryUse | Missing) -> tuple[str, str, str]:
     fits = "fits" if memory.fits else "does not fit"
     fullest = f"rank {memory.fullest.rank} of stage {memory.fullest.pp_stage} needs the most"
     return "memory GiB", f"{memory.needed_gib:.1f} of {cell(memory.capacity_gib)}", f"{fits}: {fullest}"
+
+
+def _case_text(prediction: Prediction) -> str:
+    """Return the software of a prediction, and the case of its interval."""
+    case = next(iter(prediction.errors.values()))
+    basis = "assumed" if case.rows is None else f"of {case.rows} published steps"
+    return f"{prediction.calibration.software}; interval {basis}: {case.text}"
 
 
 def _layout_text(plan: EnginePlan) -> str:

@@ -354,8 +354,7 @@ class Choices(Record):
     ) -> Iterator[str]:
         """Yield the problems of these choices for ``recipe`` on ``device``, for a run that ``trains`` or else for a
         prediction. ``resumed`` are a checkpoint's adapters."""
-        lacks = recipe.engine_problem if trains else recipe.dtype_problem
-        yield from filter(None, (lacks, *limit_problems(self)))
+        yield from filter(None, (recipe.engine_problem if trains else recipe.prediction_problem, *limit_problems(self)))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device):
             yield problem

@@ -100,7 +100,7 @@ pretrain_llama3.1 8b , 8
 """)
     workloads = (
         "valid: finetune_llama3, finetune_llama4-maverick, pretrain_deepseek-v3, pretrain_gpt_oss, pretrain_kimi-k2, "
-        "pretrain_llama3.1, pretrain_mixtral, pretrain_nemotron4, pretrain_qwen3, sft_llama3"
+        "pretrain_llama3.1, pretrain_mixtral, pretrain_nemotron3, pretrain_nemotron4, pretrain_qwen3, sft_llama3"
     )
     assert [problem.removeprefix("jobs.txt:") for problem in problems] == [
         "1:1: there is no header 'WORKLOAD_SIZE:' above this tuple",

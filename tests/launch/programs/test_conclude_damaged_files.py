@@ -187,7 +187,7 @@ def test_one_file_costs_only_its_own_figures(
     found = concluded(tmp_path, written() | {name: content})
     assert found.status == "success"
     assert found.step_time_s
-    assert reasons(found).keys() - {"verdict"} == set(missing)
+    assert reasons(found).keys() - {"verdict", "expert_load"} == set(missing)
     assert all(reasons(found)[key] == reason for key in missing)
 
 

@@ -36,7 +36,7 @@ from llmb.launch.jobspec.spec import Launch, VariableLayer, read_spec
 from llmb.launch.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site, suite_checkout
-from llmb.prediction.prediction import predicted_step
+from llmb.prediction.prediction import DOCUMENTS, predicted_step
 from llmb.readers.logs.formats import format_called
 from llmb.readers.logs.formats.format import Format
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title
@@ -328,7 +328,7 @@ class ReferenceSuite(Program):
             profile=profile and profile.model_copy(update={"or_torch": False}),
             nccl_trace=choices.profiling.nccl_trace,
             lora=recipe.lora,
-            predicted=predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda")),
+            predicted=predicted_step(catalogue, make_plan(recipe, Choices(), device="cuda"), DOCUMENTS),
             documented_software=documented,
             declared_origin=_origin(script, recipe, site),
         )

@@ -8,7 +8,7 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, Request, gpu_types_of, listed_scales, releases_of, resolve, sizes_of
-from llmb.prediction.prediction import predicted_step
+from llmb.prediction.prediction import LLMB, predicted_step
 from llmb.runs.choices import Choices
 from llmb.runs.plan import make_plan
 from llmb.verdict.expectations_file import AcceptanceSet
@@ -121,5 +121,5 @@ def _run_s(catalogue: Catalogue, recipe: Recipe) -> float:
     if recipe.gpu_type == CPU or recipe.size == TINY[1]:
         return TINY_S
     plan = make_plan(recipe, Choices(), device="cuda")
-    step = recipe.figure or predicted_step(catalogue, plan)
+    step = recipe.figure or predicted_step(catalogue, plan, LLMB)
     return START_S + plan.steps * (step.step_time_s if step else 0)

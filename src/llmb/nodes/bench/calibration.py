@@ -8,8 +8,9 @@ from llmb.base.errors import UsageError
 from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.nodes.bench.device_bench import MIB, PASS_WORDS, attention_shapes
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile
-from llmb.prediction.prediction import Calibration
+from llmb.prediction.prediction import Calibration, chip_rates
 from llmb.prediction.sizes import BF16
+from llmb.prediction.step_time import USUAL_SMS
 from llmb.prediction.work import MeasuredMachine, ProductShape, filled
 from llmb.runs.plan import EnginePlan
 
@@ -50,8 +51,8 @@ class _Rates:
     """Collects the measured rates. Memory is first, because the times of products include writing their results."""
 
     def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
-        self.rows, self.gpu, self.usual = rows, gpu, usual.rates
-        self.rates = dict(usual.rates)
+        self.rows, self.gpu, self.usual = rows, gpu, chip_rates(usual.rates, gpu.relative_efficiency)
+        self.rates = dict(self.usual)
         self.products: dict[ProductShape, float] = {}
         self.links: dict[str, float] = {}
         self.texts: list[str] = []
@@ -87,7 +88,8 @@ class _Rates:
         if not rows or peak is None:
             return
         times = {_shape(row): row.time_s * slowdown - self._written(row) for row in rows}
-        nominal = {each: _flops(each) * filled(self.gpu.sms, each.rows, each.columns) / peak / 1e12 for each in times}
+        sms = self.gpu.sms or USUAL_SMS
+        nominal = {each: _flops(each) * filled(sms, each.rows, each.columns) / peak / 1e12 for each in times}
         if too_fast := [each for each, seconds in times.items() if seconds <= 0]:
             shape = f"{too_fast[0].rows} x {too_fast[0].inner} x {too_fast[0].columns}"
             raise UsageError(f"a product {shape} took less time than writing its result", do="measure it again")

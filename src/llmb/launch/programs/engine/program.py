@@ -18,7 +18,7 @@ from llmb.launch.programs.engine.nsys_command import with_profiler, worker_modul
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress, requested_container
 from llmb.launch.site.site import Site
 from llmb.prediction.memory import clearly_fits, estimate, estimate_here, settle_sharding
-from llmb.prediction.prediction import predicted_step
+from llmb.prediction.prediction import LLMB, predicted_step
 from llmb.prediction.search import remedies
 from llmb.readers.samples.host import Device
 from llmb.readers.samples.samples import samples_of_ended
@@ -119,7 +119,7 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
 
     def sharded(plan: EnginePlan) -> EnginePlan:
         settled = settle_sharding(plan, choices.parallelism)
-        return settled.model_copy(update={"predicted": predicted_step(catalogue, settled)})
+        return settled.model_copy(update={"predicted": predicted_step(catalogue, settled, LLMB)})
 
     try:
         return sharded(plan_training(catalogue, recipe, choices, install))

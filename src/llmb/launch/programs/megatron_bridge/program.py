@@ -25,7 +25,7 @@ from llmb.launch.programs.megatron_bridge.command import (
 from llmb.launch.programs.megatron_bridge.versions import bridge_data, check_image, nemo_of, script_for
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
 from llmb.launch.site.site import Site
-from llmb.prediction.prediction import predicted_step
+from llmb.prediction.prediction import BRIDGE, predicted_step
 from llmb.readers.logs.formats.megatron import FORMAT
 from llmb.readers.logs.outcome import LogOutcome
 from llmb.runs.choices import Choices
@@ -60,12 +60,12 @@ class MegatronBridge(Program):
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
         plan = bridge_plan(catalogue, recipe, choices, options.image, origin, packed=packed)
         check_image(options.image, recipe)
-        usual = None if recipe.engine_problem else make_plan(recipe, Choices(), device="cuda")
+        usual = None if recipe.prediction_problem else make_plan(recipe, Choices(), device="cuda", trains=False)
         # The default image is that of the recipe's release if it has the recipe.
         script, document = script_for(catalogue, recipe, options.image), recipe.document
         unchanged = script.own and not options.image and not options.arguments and recipe.expectations
         documented = document.framework if document and unchanged and is_bridge(document.release) else None
-        predicted = usual and predicted_step(catalogue, usual)
+        predicted = usual and predicted_step(catalogue, usual, BRIDGE)
         return plan.model_copy(update={"predicted": predicted, "documented_software": documented})
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:

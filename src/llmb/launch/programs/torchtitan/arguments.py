@@ -15,7 +15,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import stage_sizes
 from llmb.catalogue.records import Dtype, Layout, Model, Recipe
 from llmb.catalogue.resolve import CPU
-from llmb.prediction.prediction import predicted_step
+from llmb.prediction.prediction import TORCHTITAN, predicted_step
 from llmb.readers.samples.host import Device
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices, Fp8Recipe
@@ -155,7 +155,8 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
         raise UsageError(what, do="omit --framework to use llmb's own engine")
     data = DataOrigin(kind="synthetic", name=recipe.training.data)
     origin = Origin(weights=WeightsOrigin(kind="random"), data=data)
-    return plan.model_copy(update={"declared_origin": origin, "predicted": predicted_step(catalogue, plan)})
+    predicted = predicted_step(catalogue, plan, TORCHTITAN)
+    return plan.model_copy(update={"declared_origin": origin, "predicted": predicted})
 
 
 def _recipe_problems(recipe: Recipe) -> Iterator[str]:

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time of messages over the links between GPUs. Pure."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from llmb.catalogue.records import Gpu, Layout
+from llmb.prediction.work import Messages
+from llmb.runs.choices import Replicas
+
+START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
+"""Base latency of a ring with the protocol Simple, and latency of a step (NCCL, src/graph/tuning.cc at 01afd20)."""
+BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
+"""Parameters per bucket: the larger of the first, and the second times the data-parallel ranks (Megatron-core,
+distributed_data_parallel.py, bucket_size)."""
+
+
+class Links:
+    """The links of the ranks of a layout. nvlink_share, network_share: the attained share of nominal bandwidth;
+    measured: bytes per second within an NVLink domain, by kind of message."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        replicas: Replicas,
+        gpu: Gpu,
+        nvlink_share: float,
+        network_share: float,
+        measured: Mapping[str, float],
+    ) -> None:
+        self.layout, self.replicas, self.gpu, self.measured = layout, replicas, gpu, measured
+        self.nvlink = gpu.nvlink_gb_s / 2 * 1e9 * nvlink_share
+        self.network = (gpu.network_gb_s or 0.0) * 1e9 * network_share
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """The ranks of each group, and how many of them share an NVLink domain."""
+        layout, domain = self.layout, self.gpu.nvlink_domain_gpus
+        dense, experts = layout.dp * layout.cp // self.replicas.dense, layout.edp // self.replicas.experts
+        found = {
+            "tp": (layout.tp, 1),
+            "cp": (layout.cp, layout.tp),
+            "dp": (dense, layout.tp),
+            "dp_replicas": (self.replicas.dense, layout.tp * dense),
+            "etp": (layout.etp, 1),
+            "ep": (layout.ep, layout.etp),
+            "edp": (experts, layout.etp * layout.ep),
+            "edp_replicas": (self.replicas.experts, layout.etp * layout.ep * experts),
+            "pp": (min(layout.pp, 2), layout.gpus // layout.pp),
+        }
+        return {name: (ranks, max(1, min(ranks, domain // stride))) for name, (ranks, stride) in found.items()}
+
+    def travel(self, message: Messages) -> float:
+        """Return the seconds of messages, with the latency of rings."""
+        ranks, within = self.groups[message.group]
+        if ranks == 1:
+            return 0.0
+        nodes = -(-ranks // within)
+        latency = START_S + (ranks - nodes) * NVLINK_HOP_S + (nodes - 1) * NETWORK_HOP_S
+        nvlink = self.measured.get(message.kind, self.nvlink)
+        volume = message.size * (2 if message.kind == "all_reduce" else 1)
+        if message.kind == "send":
+            return message.number * (START_S + volume / (nvlink if nodes == 1 else self.network))
+        if nodes == 1:
+            return message.number * (latency + volume * (ranks - 1) / ranks / nvlink)
+        if message.kind == "all_to_all":
+            beyond = volume * (nodes - 1) / nodes
+            if message.copies:  # to experts of one node, of which one crosses the network
+                beyond *= nodes * (1 - (1 - 1 / nodes) ** message.copies) / message.copies
+            return message.number * (latency + max(beyond / self.network, volume * (within - 1) / ranks / nvlink))
+        # Each member of the group in a node uses its own adapter.
+        link = min(nvlink, within * self.network)
+        return message.number * (latency + volume * (ranks - 1) / ranks / link)
+
+    def bucket_latency(self, message: Messages, elements: int) -> float:
+        """Return the latency of all buckets but the first, whose latency is in ``travel``."""
+        ranks, within = self.groups[message.group]
+        buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))
+        return (buckets - 1) * (-(-ranks // within) - 1) * NETWORK_HOP_S
