@@ -26,6 +26,7 @@ from benchmarks.published_layouts import table
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import PARALLEL
 from llmb.catalogue.throughput import model_flops, parameter_count
+from llmb.prediction.memory import estimate
 from llmb.prediction.prediction import rates_of
 from llmb.runs.analyzed_run import BATCH, layout_text
 
@@ -201,9 +202,10 @@ def each_elsewhere(found: Iterable[LeftOut]) -> list[list[str]]:
             f"{each.step.seconds:.2f}",
             f"{each.predicted_s:.2f}",
             f"{100 * (each.ratio - 1):+.1f}" + ("" if each.is_within else " !"),
+            f"{needed.needed_gib:.0f} of {needed.capacity_gib:.0f}" if needed.capacity_gib else NOT_KNOWN,
         ]
         for each in found
-        for recipe in [each.step.plan.recipe]
+        for recipe, needed in [(each.step.plan.recipe, estimate(each.step.plan))]
     ]
 
 
@@ -230,12 +232,13 @@ wider than that of its case for NVFP4, recomputation, FSDP and long sequences.
 
 {
         table(
-            ("source", "GPUs", "model", "layout", "published s", "predicted s", "step - prediction %"),
+            ("source", "GPUs", "model", "layout", "published s", "predicted s", "step - prediction %", "GiB"),
             each_elsewhere(found),
         )
     }
 
-`!`: outside of its interval."""
+`!`: outside of its interval. GiB: the estimate of the fullest rank with margin, as llmb's engine would hold it without
+recomputation, and the GPU's memory."""
 
 
 def _share(found: Sequence[LeftOut]) -> str:

@@ -11,7 +11,7 @@ from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.prediction.memory import clearly_fits, estimate
 from llmb.prediction.prediction import Prediction, default_calibration, predict
-from llmb.prediction.search import layouts, plan_to_search, predict_recipe, search, search_for
+from llmb.prediction.search import Candidate, layouts, plan_to_search, predict_recipe, search, search_for, with_recipe
 from llmb.runs.choices import Choices, Parallelism, keeps_logits
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -19,8 +19,8 @@ CATALOGUE = Catalogue()
 USUAL = default_calibration(CATALOGUE.rates)
 
 
-def planned(size: str = "8b", scale: int = 8, workload: str = "pretrain_llama3.1") -> EnginePlan:
-    request = Request(workload=workload, size=size, dtype="bf16", gpu_type="h100", scale=scale)
+def planned(size: str = "8b", scale: int = 8, workload: str = "pretrain_llama3.1", dtype: str = "bf16") -> EnginePlan:
+    request = Request(workload=workload, size=size, dtype=dtype, gpu_type="h100", scale=scale)
     return make_plan(resolve(CATALOGUE, request), Choices(), device="cuda")
 
 
@@ -98,6 +98,17 @@ def test_a_layout_that_does_not_divide_is_no_obstacle() -> None:
     found = search(plan_to_search(recipe, Choices()), predicted).fitting
     assert found
     assert {each.plan.recipe.layout.gbs for each in found} == {72}
+
+
+def test_no_layout_that_is_slower_than_a_fitting_recipe_comes_first() -> None:
+    """The recipe's own fits, but not clearly enough to be found by the search."""
+    recipe = planned("15b", 16, "pretrain_nemotron4", dtype="fp8").recipe
+    own = predict_recipe(recipe, Choices(), predicted)
+    found = search(plan_to_search(recipe, Choices()), predicted)
+    assert isinstance(own, Candidate) and found.fitting[0].prediction.seconds > own.prediction.seconds
+    assert with_recipe(found, own, {}).fitting[0] is own
+    assert with_recipe(found, own, {"tp": 4}) is found
+    assert with_recipe(found, Missing("it does not divide"), {}) is found
 
 
 def test_experts_are_spread() -> None:

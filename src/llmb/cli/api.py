@@ -303,12 +303,13 @@ def memory(
     rank: int | None = None,
     all_stages: bool = False,
     estimate: bool = False,
+    hardware: str | Path | None = None,
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunMemory:
     """Return the counted or, with ``estimate``, estimated memory of ranks; raise UsageError for an invalid recipe."""
     request, values = _requested(options, workload, size, Choices)
-    catalogue, choices = catalogue_for(request), build(Choices, values)
+    catalogue, choices = _catalogue(request, hardware), build(Choices, values)
     return count_memory(catalogue, request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)
 
 

@@ -43,7 +43,7 @@ from llmb.prediction.prediction import (
 )
 from llmb.prediction.prediction import predict as predict_plan
 from llmb.prediction.scale import Scaling, goodput, joules_per_token, scale_up
-from llmb.prediction.search import Goal, plan_to_search, predict_recipe, remedies, search_for
+from llmb.prediction.search import Goal, plan_to_search, predict_recipe, remedies, search_for, with_recipe
 from llmb.reports.output import print_json, print_output
 from llmb.reports.predict_report import (
     LayoutPlan,
@@ -377,7 +377,8 @@ def plan_with(
     constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
     predicted = _predictor(catalogue, basis, start, find)
     on_message(f"searching the layouts of {recipe.title()}, which takes a few seconds")
-    found, own = search_for(wanted.goal, start, predicted, constraints), predict_recipe(recipe, choices, predicted)
+    own = predict_recipe(recipe, choices, predicted)
+    found = with_recipe(search_for(wanted.goal, start, predicted, constraints), own, constraints)
     layouts = found.fitting[: wanted.top]
     plans = LayoutPlan(wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price)
     if not layouts and isinstance(own, Missing):
@@ -395,6 +396,7 @@ def memory(
     estimated: Annotated[
         bool, typer.Option("--estimate", help="Estimate the memory in milliseconds, instead of counting it.")
     ] = False,
+    hardware: Hardware = None,
     json: Json = False,
 ) -> None:
     """Count the memory, FLOPs and collectives of a rank in a training step, before anything is queued.
@@ -417,7 +419,7 @@ def memory(
     - `llmb memory --model-config config.json --scale 8 --gpu-type h100 --estimate`
     """
     found = count_memory(
-        catalogue_for(request), request, choices, say, rank=rank, all_stages=all_stages, estimated=estimated
+        catalogue_for(request, hardware), request, choices, say, rank=rank, all_stages=all_stages, estimated=estimated
     )
     _print(found.recipe, found, json=json)
 
@@ -437,8 +439,8 @@ def count_memory(
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", trains=False)
     plan = settle_sharding(plan, choices.parallelism)
     ranks = ranks_to_count(recipe.layout, rank, all_stages=all_stages)
-    if not estimated and (names := recipe.model.other_names):
-        on_message(f"llmb's engine has no {' and no '.join(names)}: the memory is estimated")
+    if not estimated and (problem := recipe.engine_problem):
+        on_message(f"{problem.partition(':')[0]}: the memory is estimated")
         estimated = True
     use = estimate(plan, ranks) if estimated else count_ranks(plan, ranks, on_message)
     predicted = partial(predicted_seconds, catalogue, software=usual_software(recipe))

@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
 from types import MappingProxyType
@@ -99,6 +99,26 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
             left_out[TOO_LARGE] += 1
     found.sort(key=lambda each: each.prediction.seconds)
     return LayoutSearch(tuple(found), searched + left_out[NOT_DIVISIBLE] + left_out[NO_MICRO_BATCHES], left_out)
+
+
+def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
+    """Add the recipe's layout, if it fits, to the layouts of its GPUs that clearly fit, so that none that is slower
+    comes first."""
+    if isinstance(own, Missing) or not own.memory.fits or not _satisfies(own.plan, constraints):
+        return found
+    layout = own.plan.recipe.layout
+    others = [one for one in found.fitting if one.plan.recipe.layout == layout]
+    if any(one.prediction.seconds <= own.prediction.seconds for one in others):
+        return found
+    kept = [one for one in found.fitting if one not in others]
+    if any(one.plan.recipe.layout.gpus != layout.gpus for one in kept):
+        return found
+    return replace(found, fitting=tuple(sorted((*kept, own), key=lambda one: one.prediction.seconds)))
+
+
+def _satisfies(plan: EnginePlan, constraints: Constraints) -> bool:
+    values = {**plan.recipe.layout.model_dump(), **plan.parallelism.model_dump(), "recompute": plan.recompute}
+    return all(values.get(name, value) == value for name, value in constraints.items())
 
 
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:

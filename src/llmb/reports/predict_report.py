@@ -406,6 +406,7 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
     within = f"±{found.first.error_pct:.0f} %"
     better, worse = ("faster", "slower") if found.goal == "step" else ("cheaper", "more expensive")
     yield f"{left_out_text(found)}; steps are within {within}"
+    yield "not searched: TP above 8, offloading to the CPU"
     if ahead is not None and ahead > found.first.error_pct:
         yield f"the first is {ahead:.1f} % {better} than the recipe"
     elif ahead is not None and ahead >= 0:
