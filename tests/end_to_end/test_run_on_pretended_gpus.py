@@ -120,7 +120,7 @@ def test_a_run_with_a_wrong_kernel_ends_before_it_trains(python: str, tmp_path: 
     record = json.loads((folder / "run.json").read_text())
     assert {each["right"] for each in record["environment"]["kernels"]} == {False}
     assert record["result"]["status"] == "failed"
-    assert " kernels are wrong at the shapes of this run" in record["result"]["reason"]
+    assert "kernels compute wrong results at the shapes of this run" in record["result"]["reason"]
 
 
 def test_a_rank_runs_alone(python: str, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_logits_are_those_of_transformers(models, name, stacked, tmp_path):
     imported, notes = import_here(model, tmp_path / "nemo", tmp_path / "new")
     assert imported.dtypes == ("fp32",)
     assert notes == [
-        "1 tensors that the model does not have are skipped: "
+        "tensors that the model does not have are skipped: "
         "module.decoder.layers.self_attention.linear_qkv._extra_state/shard_0_4"
     ]
     decoder = loaded(model, tmp_path / "new")

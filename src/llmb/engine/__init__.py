@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with torch.distributed. Only this package imports torch; it is started as ``llmb.engine.worker``."""
+"""Programs that use torch: they train, convert weights and count a rank's work. No other package imports them."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
 
-Every rank tries them at its own shapes, which differ with context parallelism and between pipeline stages. The first
-rank times them, and all ranks use its fastest one. The time depends only on shapes, so inputs are random. The results
-of a fused backend are compared with exact attention before it can be chosen: some are wrong at some shapes.
+Every rank tries them with its own layers and its own part of the sequences, which differ with pipeline and context
+parallelism. The first rank times them, and all ranks use its fastest one. The time depends only on shapes, so inputs
+are random. Results of a fused backend are compared with exact attention first: some are wrong at some shapes.
 """
 
 import math
@@ -56,7 +56,7 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
 )
 RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of values")
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
-"""The largest distance from exact results that is tolerated, relative to their norm; rounding to bf16 causes 0.003."""
+"""The largest tolerated distance from exact results, relative to their norm; rounding to bf16 causes about 0.003."""
 MOST_SCORES = 2**26
 """Maximum number of scores in memory at a time: in fp32, with their gradients, 1 GiB."""
 WARM_UPS, TIMED = 3, 10
@@ -66,12 +66,12 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 
 class BackendTrial(NamedTuple):
     """A trial of one layer of each kind. milliseconds: extrapolated to all layers; None if not timed. distance: the
-    largest one of a result from exact attention, relative to its norm; None if not compared."""
+    largest of its results from exact ones, relative to their norms; None if not compared."""
 
     milliseconds: float | None
     distance: float | None
     wrong: str | None
-    """Name of the result that is too inaccurate."""
+    """The problem with a result that is not accurate enough; None if all are."""
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def flash_attention_3() -> Iterator[None]:
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
-    """Set up ``stages`` for the best backend; raise UsageError on all ranks if none works. A collective."""
+    """Set up ``stages`` for the fastest backend; return the report, or raise UsageError if none works. A collective."""
     cores = attention_cores(stages)
     attempted = partial(attempt, cores, plan, ranks)
     packed = first_documents(plan) is not None
@@ -141,7 +141,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Run one layer of each kind, and multiply its time by the number of layers of that kind."""
+    """Compare one layer of each kind with exact attention; if ``timed``, also estimate the time of all layers."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()
@@ -226,7 +226,7 @@ def first_documents(plan: EnginePlan) -> Tensor | None:
 
 
 def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
-    """Return random inputs of the shapes that a layer gets for one micro-batch."""
+    """Return random query, key and value of one micro-batch, with the shapes that an attention layer gets."""
     layout, device = plan.recipe.layout, ranks.device
     model = rank_model(plan.recipe.model, layout)
     generator = torch.Generator(device).manual_seed(plan.seed)
@@ -241,7 +241,7 @@ def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Ten
 
 
 def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:
-    """Return the documents of the first micro-batch, as segments or masks; None if sequences are not packed."""
+    """Return the first micro-batch's documents, as segments or, without ``varlen``, masks; None if it is not packed."""
     layout, device = plan.recipe.layout, ranks.device
     model = rank_model(plan.recipe.model, layout)
     starts = first_documents(plan)
@@ -321,7 +321,7 @@ def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[flo
 
 
 def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:
-    """Describe what is wrong with a kernel's result and gradients; None if they are exact up to rounding."""
+    """Describe the first result or gradient that is not finite or further than ``bound`` from exact, or return None."""
     for name, distance in zip(RESULTS, distances, strict=True):
         if not math.isfinite(distance):
             return f"its {name} is not finite"

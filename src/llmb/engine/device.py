@@ -59,7 +59,7 @@ def local_device(kind: Device) -> torch.device:
 
 
 def exact_fp32() -> None:
-    """Compute fp32 matrix products in full precision: GPUs could otherwise round their inputs to 10 bits (TF32)."""
+    """Compute fp32 matrix products in full precision: GPUs could otherwise round their mantissas to 10 bits (TF32)."""
     torch.set_float32_matmul_precision("highest")
 
 
@@ -79,7 +79,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    """Return the model of this machine's CPU."""
+    """Return the model of this machine's CPU, or its architecture if the model is unknown."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

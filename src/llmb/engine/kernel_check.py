@@ -29,7 +29,7 @@ from llmb.runs.plan import EnginePlan
 
 Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
-"""The results of a kernel and of torch, in parts, so that few are in memory as fp32 at a time."""
+"""The results of a kernel and of torch, in parts, so that only one part at a time is in memory as fp32."""
 MOST_VALUES = 2**26
 """Maximum number of values in a part."""
 MOST_EXPERTS = 2
@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """Return all checks of the first rank and the failed ones of others; none on a CPU or without FP8. A collective."""
+    """Return the first rank's checks and others' failed ones; none without FP8, or a GPU with it. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():
@@ -99,7 +99,7 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
     ]
     if wrong:
         raise EnvironmentProblem(
-            f"{len(wrong)} kernels are wrong at the shapes of this run:{itemized(wrong)}",
+            f"kernels compute wrong results at the shapes of this run:{itemized(wrong)}",
             do="set TRITON_PTXAS_PATH (from compute capability 10.0 on, TRITON_PTXAS_BLACKWELL_PATH) to the path of "
             f"another version of ptxas than {ptxas or 'this one'}",
         )
@@ -108,8 +108,8 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
 def difference_of(parts: Parts) -> float:
     """Return the largest difference between actual and expected values, as a multiple of what rounding can explain.
 
-    That is the format's epsilon times the sum of the value's magnitude and the root mean square of all. For fp32 it is
-    the epsilon of bf16: these values are sums in another order, or maxima of bf16 values.
+    Rounding can explain the format's epsilon times the sum of the value's magnitude and the root mean square of its
+    part. fp32 values, such as maxima of bf16 values, count with the epsilon of bf16.
     """
     multiples = []
     for ours, theirs in parts:

@@ -191,7 +191,7 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
 
 
 def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int, ranks: Ranks) -> Tensor | None:
-    """Accumulate the gradients of a step's micro-batches; return this rank's mean loss, or None if it has none."""
+    """Accumulate and reduce the gradients of a step; return this rank's mean loss, or None if it has none."""
     layout = plan.recipe.layout
     count: Tensor | float = layout.mbs * layout.seq_len / layout.cp
     if data.batches[0].starts is not None:
@@ -223,7 +223,7 @@ def reduce_gradients(stages: Stages) -> None:
 def with_token_keys(
     batches: Iterable[MicroBatch], stages: Stages, plan: EnginePlan, number: int, ranks: Ranks
 ) -> Iterator[MicroBatch]:
-    """Yield a step's micro-batches; before each, set the keys of its tokens for dropout."""
+    """Yield a step's micro-batches; before each, set the keys of its tokens for the dropout of adapters, if any."""
     layout = plan.recipe.layout
     keys = token_keys(stages[0].model) if plan.lora else None
     if keys is None:
@@ -257,7 +257,7 @@ def do_step(
 
 
 def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bool:
-    """Report steps up to the first non-finite one; return True if there is one."""
+    """Report the steps, ending with the first non-finite one; return True if there is one."""
     for one in steps:
         if reporter:
             reporter.report(one)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles a rank in the steps that the plan specifies. In all other steps it does nothing."""
+"""Profiles a rank in the steps that the plan specifies, and marks where steps begin and end in its NCCL log."""
 
 import errno
 import gzip
@@ -95,7 +95,7 @@ class TorchRecorder:
             probe(path.parent)
             probe(Path(gettempdir()))
         except OSError as error:
-            do = "free some space, or set TMPDIR to another folder for temporary files"
+            do = "free some space there or, if it is the folder for temporary files, set TMPDIR to another"
             what = f"the profile cannot be written: {error.strerror}"
             raise EnvironmentProblem(what, where=str(error.filename or path.parent), do=do) from error
 

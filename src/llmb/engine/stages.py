@@ -97,7 +97,6 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
     """
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:
-        """Return this rank's group along ``dim``; None if it has a single rank."""
         if mesh.size(dim) == 1:
             return None
         return Group(mesh.get_group(dim).group_name, mesh.size(dim), mesh.get_local_rank(dim))

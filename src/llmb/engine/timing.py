@@ -160,7 +160,7 @@ def by_layer(counts: Tensor, rows: Tensor) -> Tensor:
 
 
 def expert_load(values: Sequence[float]) -> ExpertLoad | None:
-    """Return the load that ``of_step`` returned; None without values."""
+    """Return the record of the values that ``of_step`` returned; None if there are none."""
     if not values:
         return None
     max_over_mean, idle_experts, dropped_share, *layers = values
@@ -316,7 +316,6 @@ class StepReader:
         return CompleteStep(step, pending.memory, layer_times)
 
     def _exchange(self, mine: RankStep) -> list[RankStep]:
-        """Return the values of every rank."""
         if self.ranks.world_size == 1 or self.ranks.alone:
             return [mine]
         values = torch.tensor(mine, dtype=torch.float64)

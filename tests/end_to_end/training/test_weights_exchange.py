@@ -276,7 +276,7 @@ def test_a_checkpoint_that_should_hold_optimizer_state_and_does_not_is_an_error(
     _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
     assert run.process.returncode == 4
     assert "rank 0" in talk
-    assert "the checkpoint lacks 117 tensors, such as optimizer.embed_tokens.weight.exp_avg" in talk
+    assert "the checkpoint lacks optimizer.embed_tokens.weight.exp_avg and 116 more" in talk
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 """Counts compiled blocks and single operators without running them: FLOPs of products and attention, bytes and groups
 of collectives, and memory.
 
-torch counts its own products (``flop_registry``), but not the engine's, and ignores that a causal mask halves the work
-of attention.
+torch's ``flop_registry`` lacks the engine's operators and some of torch's own, and ignores that a causal mask halves
+the work of attention.
 
 torch traces and partitions blocks as for Inductor, so that the same tensors are saved for the backward pass. A call of
 a graph then creates the results, and counts the memory that the graph needs: Inductor fuses operators if it can, so
-memory is taken by the results of products, attention, collectives and reductions, by their operands, and by the graph's
-own results. Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the equivalent torch
-code: with ``fuses``, only their results take memory, and are not recomputed.
+memory is taken by the results of products, attention, collectives and reductions, by the operands of all of them but
+reductions, and by the graph's own results. Functions of ``engine.kernels``, which are one kernel each on a GPU, are
+traced as the equivalent torch code: with ``fuses``, only their results take memory, and these are not recomputed.
 """
 
 import operator
@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Map torch's names of groups to dimensions of the layout; a group of several dimensions maps to the first."""
+    """Map torch's names of groups to ``world`` or a dimension of the layout, the first if a group serves several."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 without a product; raise NotImplementedError for llmb's own uncounted ones."""
+    """Return an operator's FLOPs, 0 if it has no product; raise NotImplementedError for llmb's own without a count."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -153,7 +153,7 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Return the FLOPs of span attention. query: [batch, queries, heads, head_dim]. numbers: of each ``TokenSpan``."""
+    """Return the FLOPs of span attention. query: [batch, queries, heads, head_dim]. numbers: fields of all spans."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -193,7 +193,7 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
         },
     }
 )
-"""FLOPs of each operator, from its arguments."""
+"""Functions that return an operator's FLOPs from its arguments, where ``flop_registry`` lacks it or its mask."""
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
 """Calls an operator that changes its arguments; returns its results, followed by the changed arguments."""
@@ -201,7 +201,7 @@ VIEW = torch.ops.aten._unsafe_view.default
 """A view of a tensor with no other user, which is therefore not declared as a view."""
 KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
-"""Mark of a node within a kernel."""
+"""Key of a node's ``meta``, True for intermediate values of a kernel."""
 LONG_LIVED = ("primals", "tangents", "arg")
 """Prefixes of arguments that have other owners while the graph runs; all others are owned by the graph alone."""
 
@@ -227,7 +227,7 @@ class Inner(NamedTuple):
 
 
 Run = Callable[[Callable[..., Any], Sequence[Any]], Inner]
-"""Counts the code of an operator with its arguments."""
+"""Runs the code of an operator with its arguments, and returns its counts."""
 PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         each._opoverload: each._init_fn
@@ -240,7 +240,7 @@ Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
 
 
 def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBackend:
-    """Return a backend for ``torch.compile`` that reports each call of a graph to ``called``."""
+    """Return a backend for ``torch.compile`` that reports each call of a graph to ``called``. fuses: see ``Ledger``."""
 
     def compiled(module: fx.GraphModule, _inputs: Sequence[Any], *, backward: bool) -> Callable[..., Any]:
         graph = counted(module, run, backward=backward)
@@ -369,7 +369,7 @@ def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
 
 
 def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)
-    """Return an empty tensor like ``value``, or its number, with the compiler's symbols replaced by numbers."""
+    """Return an empty tensor like ``value``, or any other value unchanged; the compiler's symbols become numbers."""
     if not isinstance(value, Tensor):
         return number_of(value) if isinstance(value, torch.SymInt) else value
     shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))

@@ -3,7 +3,7 @@
 
 Tensors are fake: they have shapes but no values, and take no memory. The process group is fake, too. The rest is the
 engine's own. A step of many micro-batches is extrapolated from two shorter ones: in the steady state of a pipeline,
-every further round of micro-batches adds the same.
+every further round of micro-batches adds the same counts.
 """
 
 import gc
@@ -73,7 +73,7 @@ class _Storage:
 
 
 class LiveBytes:
-    """Counts the bytes of every storage from ``add`` until it is freed, by owner, an arbitrary name."""
+    """Counts the bytes of every storage from ``add`` until it is freed, by owner (any name)."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -271,7 +271,7 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """Update the sizes of parameters that FSDP has freed or gathered: those of a module together, in order."""
+        """Update the sizes of parameters that FSDP has freed or gathered; a module's first and last show if it has."""
         for tensors in self.gathered.values():
             ends = (*tensors[:1], *tensors[-1:])
             if sum(self.memory.resize(each.untyped_storage()) for each in ends):
@@ -296,7 +296,7 @@ def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Ten
 
 
 def owner_here() -> tuple[Owner, bool]:
-    """Return the owner of allocations at this point of the code, and whether it is within a kernel of the engine."""
+    """Return the owner of allocations at this point of the code, and True if a kernel of the engine makes them."""
     within_kernel = False
     for path, function in stack():
         within_kernel = within_kernel or KERNELS in path
@@ -307,7 +307,7 @@ def owner_here() -> tuple[Owner, bool]:
 
 
 def stack() -> Iterator[tuple[str, str]]:
-    """Yield the file and qualified name of each function on the stack, the innermost first."""
+    """Yield the file and qualified name of each function above the caller on the stack, the innermost first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_code.co_qualname
@@ -355,7 +355,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """Count a step with ``ledger``, which follows ``stages``. extends: extrapolate from fewer micro-batches."""
+    """Count a step with ``ledger``, which follows ``stages``. extends: if possible, from fewer micro-batches."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
 from llmb.base.errors import UsageError
+from llmb.base.shown_text import listed
 from llmb.engine.checkpoint.state import (
     MODEL,
     RANDOM,
@@ -52,9 +53,9 @@ MOST_THREADS = 8
 
 
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
-    """Verify the checksums of the files if ``wanted``; call ``on_block`` for every few MiB. A collective of all ranks.
+    """Verify the checksums of the files if ``wanted``, log and return the result. A collective of all ranks.
 
-    Raise UsageError on all ranks if a file has changed.
+    ``on_block`` is called for every few MiB. Raise UsageError on all ranks if a file has changed or cannot be read.
     """
     began = time.perf_counter()
     if not wanted:
@@ -78,7 +79,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages`` except those of adapters, each converted to its own dtype.
+    """Read all parameters of ``stages`` except those of adapters, converted to their dtypes here; return the time.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
     missing or cannot be read.
@@ -128,7 +129,7 @@ PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"
 def load_checkpoint(
     path: Path, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, *, with_optimizer: bool = True
 ) -> CheckpointTime:
-    """Restore trained weights, optimizer state and random states; return the time that it took.
+    """Restore trained weights, FP8 scales, optimizer state and random states; return the time that it took.
 
     ``path`` is the folder above ``weights``. Without ``with_optimizer``, as for imported weights, the optimizer
     keeps its initial state. A collective: all ranks have to call it. Raise ValueError if the metadata names a type
@@ -175,7 +176,7 @@ def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], pla
     # did not use FP8 with delayed scaling, that state is initialized.
     state = {name: value for name, value in wanted.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
-        raise UsageError(f"the checkpoint lacks {len(missing)} tensors, such as {missing[0]}", where=str(path))
+        raise UsageError(f"the checkpoint lacks {listed(missing, 1)}", where=str(path))
     try:
         load(state, storage_reader=reader, planner=PartsLoadPlanner(places))
     except CheckpointException as error:
@@ -218,7 +219,7 @@ class MetadataUnpickler(pickle.Unpickler):
         if (module, name) in PATH_NAMES:
             return PurePosixPath
         if (module, name) not in self.types:
-            what = f"the checkpoint's metadata names {module}.{name}, which no checkpoint of {self.writer} does"
+            what = f"the checkpoint's metadata contains {module}.{name}, which no checkpoint of {self.writer} does"
             raise ValueError(what)
         member: Callable[..., object] = super().find_class(module, name)
         return member
@@ -227,5 +228,5 @@ class MetadataUnpickler(pickle.Unpickler):
 def _enum_member(owner: object, name: str) -> object:
     """Return an enum's member, which early versions of Python 3.11, such as Debian's, save as a ``getattr``."""
     if not isinstance(owner, EnumType):
-        raise ValueError(f"the checkpoint's metadata takes {name} from {owner!r}, unlike llmb's")  # noqa: TRY004 (of a file)
+        raise ValueError(f"the checkpoint's metadata takes {name} from {owner!r}, which is not an enum")  # noqa: TRY004 (of a file)
     return owner[name]

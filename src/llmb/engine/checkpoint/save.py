@@ -131,13 +131,13 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
-    advice = "free some space, or set LLMB_INSTALL to a folder on another disk"
+    advice = "free some space, or set --checkpoint-dir to a folder on another disk"
     return EnvironmentProblem(f"the checkpoint cannot be saved: {error}", where=name, do=advice)
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTrial:
-    """The result of testing a folder on one rank: the file that the first rank of a node leaves, or a problem."""
+    """The result of testing a folder on one rank: the file that it leaves there, if any, and the problem, if any."""
 
     file: str | None = None
     problem: str | None = None
@@ -154,7 +154,7 @@ def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, hosts: Hosts) ->
     if mine.file:
         (folder / mine.file).unlink(missing_ok=True)
     if problem:
-        advice = "set --checkpoint-dir to a folder that all nodes share and can write to, or omit it"
+        advice = "set --checkpoint-dir to a folder with enough space that all nodes share and can write to"
         raise EnvironmentProblem(f"checkpoints cannot be saved: {problem}", where=str(folder), do=advice)
 
 
@@ -248,9 +248,9 @@ class Written:
 class Saver:
     """Saves the checkpoints of a plan. Every rank has one, and calls it after the same steps.
 
-    An asynchronous checkpoint is copied to host memory while training waits, and then written by a thread; the ranks
-    synchronize through separate process groups, which never interfere with the collectives of training. The
-    writes of each rank are planned for the first checkpoint, and reused for the next ones.
+    Training waits until the last checkpoint is written. All others are copied to host memory while it waits, and then
+    written by a thread; the ranks synchronize through separate process groups, which never interfere with the
+    collectives of training. Each rank's writes are planned for the first checkpoint; later ones use the same plan.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class PartPlace(NamedTuple):
     full: Numbers
 
     def boxes(self, elements: Tensor) -> Iterator[tuple[ChunkStorageMetadata, Tensor]]:
-        """Yield views of the elements, and their places in the full tensor."""
+        """Yield the places of the boxes in the full tensor, and views of their elements."""
         begin = 0
         for first, sizes in boxes(self.shape, self.start, self.stop):
             offset = torch.Size(own + more for own, more in zip(self.offset, first, strict=True))

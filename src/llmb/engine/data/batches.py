@@ -99,7 +99,7 @@ def moved(parts: Parts, device: torch.device) -> Parts:
 
 
 def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
-    """Make the current stream wait for the copy, and the allocator keep the memory while the stream uses it."""
+    """Make the current stream wait for the copy, and the allocator keep the memory while that stream uses it."""
     current = torch.cuda.current_stream()
     current.wait_stream(stream)
     for part in tree_leaves(batch):
@@ -113,7 +113,7 @@ STEPS_AHEAD = 1
 
 
 class Figures(NamedTuple):
-    """Sums over the samples of a step. ``tokens`` are the places that documents fill. sum_of_squares: of document
+    """Sums over samples of a step. ``tokens`` are the places that documents fill. sum_of_squares: of document
     lengths; chunked_sum_of_squares: of the lengths of their attention chunks; 0 if sequences are not packed.
     """
 
@@ -193,7 +193,7 @@ def document_lengths(starts: Tensor) -> Tensor:
 
 
 class Loader:
-    """Prepares steps ``first`` to ``last`` in a thread, until ``STEPS_AHEAD`` of them and another one are ready.
+    """Prepares the data of steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` + 1 steps before their use.
 
     An error in the thread is raised by ``step``. The thread ends with the context.
     """

@@ -2,7 +2,7 @@
 """Casts to FP8 that read a tensor once and write both memory layouts that FP8 products need; alone, or fused with the
 operation before them: an activation, its gradient, or the gradient of rotary embeddings.
 
-Every cast has a Triton kernel for GPUs, in ``fp8_cast_triton`` or ``rotary_triton``, and torch code as its reference.
+Each of them has a Triton kernel for GPUs, in ``fp8_cast_triton`` or ``rotary_triton``, and torch code as reference.
 Results are row-major values, their transpose, both contiguous, and the largest absolute value before scaling: 0-d
 fp32, NaN if any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
 """
@@ -44,7 +44,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Cast a matrix, [rows, columns], or stacked matrices with one largest value; return both memory layouts."""
+    """Cast a matrix, [rows, columns], or a stack; return both memory layouts, and the largest value of all."""
     if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 

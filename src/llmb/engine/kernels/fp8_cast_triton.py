@@ -94,7 +94,7 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast activated values, ``columns`` per row; with "swiglu" the source has twice as many: gate and up."""
+    """Cast values, after the ACTIVATION unless it is "none": ``columns`` per row, from twice as many with "swiglu"."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     source += matrix * source_matrix + top * source_row + left

@@ -26,7 +26,6 @@ WARPS = 8
 
 @triton.jit
 def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Load the cosines and sines of the pairs in a piece."""
     pair = piece * COLUMNS + tl.arange(0, COLUMNS)
     place, inside = table[:, None] * PAIRS + pair[None, :], live_row[:, None] & (pair[None, :] < PAIRS)
     return tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class TokenSpan(NamedTuple):
-    """``length`` queries from the index ``query``. Their own keys begin at ``own_key``, all visible ones at ``key``."""
+    """``length`` queries from index ``query``. The keys of their tokens begin at ``own_key``, all keys at ``key``."""
 
     query: int
     length: int

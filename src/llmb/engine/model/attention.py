@@ -178,7 +178,7 @@ def attend(
     in_fp32: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return attention with ``mask``, or causal attention without one: [batch, queries or keys, heads, head_dim].
+    """Return attention with ``mask``, or causal attention without one. All are [batch, tokens, heads, head_dim].
 
     The head_dim of values, and so of the result, may differ from that of queries and keys. ``scale`` multiplies scores,
     by default 1 / sqrt(head_dim).
@@ -222,7 +222,7 @@ def attend_segments(
     *,
     repeats_heads: bool = False,
 ) -> Tensor:
-    """Return attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim]."""
+    """Return attention of each segment's queries to its keys. All are [batch, tokens, heads, head_dim]."""
     shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
     if segments.seen is not None:
         key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)

@@ -38,7 +38,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm1P(Norm):
-    """Layer normalization whose weight is stored minus one, so that weight decay pulls it to one."""
+    """Layer normalization with weights stored minus one, as with Megatron-LM's ``--apply-layernorm-1p``."""
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()

@@ -10,10 +10,10 @@
   product that adds to its result in place reads and writes only that: 4 bytes, and rounds once instead of twice.
 
 With sequence parallelism (Korthikanti et al., 2022, section 4.2.2) the input of some layers is this rank's shard of the
-sequence, and only the shard is saved for the backward pass. That gathers the sequence again while it computes the
-input's gradient, then reduces and scatters this gradient while it computes those of the weights. Compiled code treats
-such a backward pass as one operator. Otherwise the compiler would save the gathered sequence, and might move products
-to where they do not overlap with a collective.
+sequence, and only the shard is saved. The backward pass gathers the sequence again while it computes the input's
+gradient, then reduces and scatters this gradient while it computes those of the weights. Compiled code treats such a
+backward pass as one operator. Otherwise the compiler would save the gathered sequence, and might move products to where
+they do not overlap with a collective.
 
 Two kinds of products are implemented elsewhere. FP8 products (``precision.fp8_layers``) have different operands: casts
 with scales, in both memory layouts. Products of routed experts (``moe``, in FP8 ``precision.experts``) have a matrix
@@ -169,7 +169,7 @@ class GradientSum:
         self.parameters = parameters
 
     def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None) -> Tensor:
-        """Return ``hidden`` times ``matrix``, [..., outputs]; the backward pass adds to ``total``.
+        """Return ``hidden`` times ``matrix`` transposed, [..., outputs]; the backward pass adds to ``total``.
 
         trained: a parameter that makes autograd run the backward pass if ``hidden`` has no gradient. group: the ranks
         whose shards of the sequence are gathered, if any.
@@ -228,7 +228,7 @@ class _SumContext(Context):
 
 
 class _Multiply(torch.autograd.Function):
-    """A product whose backward pass adds to ``total``; that is not saved, because saved tensors must not change."""
+    """A product whose backward pass adds to ``total``, which is not saved, because saved tensors must not change."""
 
     @staticmethod
     def forward(
@@ -340,7 +340,7 @@ class Joined:
         return torch.split(as_heads(product, head_dim), [size // head_dim for size in sizes], -2)
 
     def multiply(self, hidden: Tensor) -> Tensor:
-        """Return ``hidden`` times the joined weight: [..., sum of outputs]."""
+        """Return ``hidden`` times the transposed joined weight: [..., sum of outputs]."""
         if self.gradients is not None and self.weight is not None:
             return self.gradients.multiply(hidden, self.weight, local_shard(self.layers[0].weight), self.group)
         # The gradient of the joined weight goes to the parameters, as views and not as copies.

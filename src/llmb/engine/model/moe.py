@@ -115,7 +115,7 @@ class Experts(nn.Module):
 
     kept: Sequence[CastOnce] = ()
     on_rows: Callable[[Tensor], None] | None = None
-    """Called with the rows of each rank that exchanges tokens, [ranks], where these numbers depend on the tokens."""
+    """Called with the numbers of rows for each ep rank's experts, [ep], if they depend on the tokens."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()
@@ -226,9 +226,8 @@ class MoELayer(nn.Module):
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
-        """Return the number of rows of each expert for this rank's ``choices``, as Megatron-LM's ``get_capacity`` does.
-
-        Return None if there is no capacity: then no token is dropped, and nothing is padded.
+        """Return the number of rows of each expert for this rank's ``choices``: Megatron-LM's ``get_capacity``, but at
+        most one per token. Return None if there is no capacity: then no token is dropped, and nothing is padded.
         """
         if self.capacity_factor is None:
             return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a layout without the others: its collectives complete immediately.
 
-torch's fake process group copies a rank's own values to where those of the others would be. The rank then does the
-same work as in the full layout, but the values that it computes are meaningless.
+torch's fake process group sends nothing; ``stand_in`` makes it fill all results. The rank then does the same work as in
+the full layout, but the values that it computes are meaningless.
 """
 
 import warnings
@@ -38,7 +38,7 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
     return arrange(rank, device, recipe.layout, replicas, experts=recipe.model.moe is not None, alone=True)
 
 
-@cache  # it ends with the result
+@cache  # the replacement ends when the library is freed
 def stand_in(device: str) -> torch.library.Library:
     """Replace torch's fake collectives by functions that fill the results with valid values, with few kernels.
 

@@ -46,7 +46,7 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
 
 
 def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
-    """Return the spans of queries at ``positions``, split where attention chunks end; the first has index ``query``."""
+    """Return the spans of queries at ``positions``, split where attention chunks end; the first is query ``query``."""
     size = chunk or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]

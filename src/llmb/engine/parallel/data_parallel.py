@@ -70,12 +70,12 @@ def shard_experts(
 
 
 def compute_dtype(dtype: Dtype) -> torch.dtype:
-    """Return the dtype that blocks compute in, and of hidden states."""
+    """Return the dtype of hidden states, in which blocks compute."""
     return torch.float32 if dtype is Dtype.FP32 else torch.bfloat16
 
 
 def precision_policy(plan: EnginePlan) -> MixedPrecisionPolicy:
-    """Return FSDP's policy: fp32 masters, computation in bf16, reduction of gradients in ``grad_reduce_dtype``.
+    """Return FSDP's policy for fp32 parameters: compute in bf16 (fp32 if the recipe does), reduce in ``reduce_dtype``.
 
     Gradients are summed in that dtype over micro-batches as well as over ranks. Inputs are not cast: hidden states have
     the dtype of parameters, and the tables of rotary angles stay in fp32.

@@ -72,7 +72,7 @@ class RankPart:
 
 
 class Held(NamedTuple):
-    """The fp32 values of a parameter on this rank: sharded like it, or only those of its ``part``, [elements]."""
+    """A parameter's values on this rank, fp32 if trained: sharded like it, or only those of ``part``, [elements]."""
 
     name: str
     parameter: nn.Parameter
@@ -178,7 +178,7 @@ class Unit:
 
 
 class Reduction:
-    """Sums the gradients of this rank's stages over ranks: those of a block while earlier ones are computed.
+    """Sums the gradients of this rank's stages over ranks, those of a block while those of earlier blocks are computed.
 
     Only two units have copies in memory at a time: while one is reduced, the next is copied.
     """
@@ -235,7 +235,7 @@ class TrainedStage:
     reduction: Reduction | None = None
 
     def held(self) -> Iterator[Held]:
-        """Yield the values of each parameter on this rank: its part, or the master, or the parameter itself."""
+        """Yield this rank's values of each parameter that it holds: its part, the master, or the parameter itself."""
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
         in_parts = {parameter for bucket in split for parameter in bucket.parameters}

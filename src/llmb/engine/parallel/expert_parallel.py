@@ -104,14 +104,14 @@ class ParallelExperts(Experts):
         return finish_all_to_all(outputs)
 
     def counted(self, counts: Tensor) -> Dispatch:
-        """Exchange the number of rows for each expert, [experts], with the other ranks, and plan from those of all."""
+        """Exchange the number of rows for each expert, [experts], with other ranks, and plan the exchange of rows."""
         by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
         if self.on_rows:
             self.on_rows(by_etp.view(-1, self.ep.size, self.experts // self.ep.size).sum((0, 2)))
         return plan_dispatch(by_etp, self.ep, self.etp)
 
     def balance(self, places: Tensor, rows: Tensor) -> Dispatch:
-        """Return the exchange of this many rows if experts get equal numbers of them; it is planned only once."""
+        """Return the exchange of ``rows`` whose experts follow from ``places``, planned once per number of rows."""
         key = len(rows), rows.device
         if key not in self.balanced:
             by_place = [balanced_counts(place, len(rows), self.experts) for place in places.T.flatten().tolist()]

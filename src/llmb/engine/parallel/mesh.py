@@ -67,12 +67,12 @@ class Ranks:
 
 
 def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
-    """Connect this process to the others, as configured by its environment variables."""
+    """Connect this process to the others as its variables specify; raise ValueError if the plan has another number."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     connect_ranks(device, folder=folder)
     world_size = dist.get_world_size()
     if world_size != gpus:
-        raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")
+        raise ValueError(f"the number of ranks is {world_size}, but the plan is for {gpus}")
     recipe, replicas = plan.recipe, plan.parallelism.replicas(plan.recipe.layout)
     return arrange(dist.get_rank(), device, recipe.layout, replicas, experts=recipe.model.moe is not None)
 
@@ -144,7 +144,7 @@ def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
 def arrange(
     rank: int, device: torch.device, layout: Layout, replicas: Replicas, *, experts: bool = True, alone: bool = False
 ) -> Ranks:
-    """Return this rank's position among ``layout.gpus`` ranks; without ``experts`` they have no groups of their own."""
+    """Return this rank's place among ``layout.gpus`` ranks; ``experts`` makes separate groups for routed experts."""
     groups = Groups()
     sizes = {name: getattr(layout, name) for name in DIMENSIONS}
     mesh = groups.mesh(device, sizes)

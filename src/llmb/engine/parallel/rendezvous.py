@@ -2,7 +2,7 @@
 """The rendezvous of a run's processes, and their communication on the host: the store, and gloo groups.
 
 On one node, the store is a file that only its user can open. On several nodes, rank 0 listens only at the address that
-the batch script chose; keys begin with the ID of the job, so that ranks of two jobs never read each other's keys.
+the launcher chose; keys begin with an ID of the run, so that ranks of two runs never read each other's keys.
 
 Gloo is registered with torch as a separate backend that has one thread per process group. By default,
 ``ProcessGroupGloo`` runs two threads per group, which race: each assigns the name of the collective that it has
@@ -52,7 +52,7 @@ FILES_PER_RANK = 4
 
 
 def host_store() -> Store:
-    """Return this rank's connection to the store, which rank 0 or torchrun's agent hosts."""
+    """Return this rank's connection to the store: a file, or a server in rank 0 or torchrun's agent."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     return connect(PATIENCE, hosts=os.environ["RANK"] == "0" and not agent)
 
@@ -113,8 +113,8 @@ def store_host() -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on ``address``, or on all interfaces if this node does not have it (network address translation), or if it
-    is loopback on the node itself, as on Debian. Raise EnvironmentProblem if that fails, as for a port in use."""
+    """Listen on ``address``, or on all interfaces if this node does not have it (network address translation) or its
+    name resolves to loopback, as on Debian. Raise EnvironmentProblem if that fails, as for a port in use."""
     try:
         family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         if _is_loopback(str(host)) and not _is_loopback(address):
@@ -191,8 +191,8 @@ class Hosts:
         return gathered
 
     def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
-        """Call ``give`` on all ranks, then ``decide`` with their values on the first; return this rank's part of its
-        result. Raise OSError on all ranks if one of them raises it. A collective.
+        """Call ``give`` on all ranks, then ``decide`` with their values on the first, which returns an answer for each
+        rank; return this rank's. Raise OSError on all ranks if one of them raises it. A collective.
         """
         try:
             mine: Given | OSError = give()

@@ -146,7 +146,7 @@ def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
 def placement_of(path: str) -> Placement:
     """Return how the parameters of the module at ``path`` are sharded.
 
-    The matrix of an adapter is sharded if it is on the sharded side of the layer; the other matrix is replicated.
+    The matrix of an adapter on the side that is sharded in the layer is sharded, too; the other one is replicated.
     """
     *_, layer, kind, name = ("", "", *path.split("."))
     if kind != OWN:
@@ -163,7 +163,6 @@ def shard_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) 
 
 
 def _enter(boundary: Boundary, _layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace hidden states, a layer's first input, by the full sequence."""
     return (boundary.enter(inputs[0]), *inputs[1:])
 
 

@@ -36,8 +36,8 @@ from llmb.runs.plan import EnginePlan, Plan
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     """Convert attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
 
-    Cast weights are kept for a step if parameters stay gathered that long. Raise EnvironmentProblem if the GPU has no
-    FP8 and emulation was not requested.
+    Do nothing without an FP8 recipe. Cast weights are kept for a step if parameters stay gathered that long. Raise
+    EnvironmentProblem if the GPU has no FP8 and emulation was not requested.
     """
     if plan.fp8_recipe is None:
         return
@@ -151,7 +151,7 @@ def fuse_rotation(stage: nn.Module) -> None:
 
 
 def keep_from_forward_on(block: Block) -> None:
-    """Make ``block`` cast its weights once per step, before its forward pass; those of experts before theirs."""
+    """Make ``block`` cast its weights once per step, before its forward pass, but those of experts before their own."""
     block.kept = [layer for layer in caching_layers(block) if not isinstance(layer, Fp8Stack)]
     for module in block.modules():
         if isinstance(module, Experts):
@@ -178,8 +178,8 @@ def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
 
 @contextmanager
 def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
-    """Measure weights before the passes of a step, and set the scales of all tensors after them. Frozen weights are
-    measured once, and their casts are kept.
+    """Measure weights before the passes of a step, and update delayed scales after them. Current scaling sets those of
+    weights before the passes. Frozen weights are measured once, and their casts are kept.
     """
     layers = fp8_layers(stage.model for stage in stages)
     if not layers:

@@ -111,7 +111,7 @@ def plan_files(parameters: Mapping[str, Parameter], largest_file: int) -> list[W
     ]
 
 
-FEWER = "run the same command again, with fewer processes if memory is short: files that are finished are kept"
+FEWER = "run the same command again, with a smaller --processes if memory is short: files that are finished are kept"
 PARENT_GONE = 1
 
 
@@ -170,7 +170,7 @@ def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgres
     try:
         finished = {file.name: file for file in _kept_files(job, on_note)}
         if finished:
-            on_note(f"resuming: {len(finished)} of {len(planned)} files are finished")
+            on_note(f"resuming: {len(finished)} of {len(planned)} files already finished")
         remaining = [file for file in planned if file.name not in finished]
         check_room("the weights need", sum(file.bytes for file in remaining), folder, SPACE)
         total = sum(parameter.bytes for parameter in parameters.values())
@@ -279,7 +279,7 @@ def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
     state = folder / IMPORTED / "source.json"
     same = state.is_file() and state.read_text() == key
     if state.is_file() and not same:
-        on_note("starting again from the first file: the earlier import has another source, model or file size")
+        on_note("starting again from the first file: the earlier import had another source, options or llmb version")
     kept = finished_files(folder) if same else []
     for left in (folder / WEIGHTS, folder / IMPORTED):
         left.mkdir(exist_ok=True)

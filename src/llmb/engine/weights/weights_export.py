@@ -170,7 +170,7 @@ def read_tensors(
         load(named, storage_reader=reader, no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UsageError(
-            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="use another one"
+            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="pass another one"
         ) from error
     tensors |= {name: (tensors[name] + deltas[name]()).to(dtype) for name in deltas.keys() & tensors.keys()}
     if spoiled := next((name for name, tensor in tensors.items() if not_finite(tensor)), None):
@@ -202,7 +202,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def export_adapters(job: AdapterExportJob) -> None:
-    """Write ``adapter_config.json`` and the safetensors file that peft reads to the job's folder."""
+    """Write peft's configuration and safetensors file; raise UsageError if an adapter is missing or not finite."""
     folder, shapes = Path(job.folder), parameter_shapes(job.model)
     adapters = read_adapters(Path(job.checkpoint), shapes, job.lora)
     if spoiled := next((layer for layer, part in adapters.items() if any(map(not_finite, part))), None):
@@ -260,8 +260,8 @@ def read_peft(
     if targets is None or set(adapted_layers(shapes, targets)) != set(matrices):
         kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in matrices}))
         raise UsageError(
-            f"these are adapters of {kinds}, in {len(matrices)} layers; supported are those of q_proj and v_proj, "
-            "optionally with k_proj, or k_proj and o_proj; or of all linear layers; in every block",
+            f"adapters of {kinds} (layers: {len(matrices)}) are not supported; each block must have adapters of q_proj "
+            "and v_proj, of q_proj, k_proj and v_proj, of these and o_proj, or of all linear layers",
             where=job.source,
         )
     return Lora(rank=job.rank, alpha=job.alpha, dropout=job.dropout, targets=targets), adapters

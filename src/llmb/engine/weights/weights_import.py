@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, without changing dtypes.
+"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in their own dtypes.
 
 Megatron-Core saves a layer's tensors under one name for all layers, [layers, ...], or under a name for each layer.
 Query, key and value form one tensor: for each query group its queries, its key and its value. Gate and up form another.
@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from llmb.base.errors import UsageError, itemized
+from llmb.base.shown_text import listed
 from llmb.catalogue.records import Model
 from llmb.engine.checkpoint.load import BROKEN_PICKLE, METADATA_TYPES, MetadataUnpickler, torch_message
 from llmb.engine.model.decoder import EMBEDDING, build_model
@@ -341,7 +342,7 @@ class HuggingFaceParameters:
     parameters: dict[str, Parameter]
 
     def read(self, chunk: Chunk) -> Tensor:
-        """Return rows of a parameter, in the dtype of the parameter."""
+        """Return rows of a parameter in its dtype; raise UsageError if they are unreadable or not finite."""
         matrices = len(matrices_of_expert(chunk.name, self.form))
         rows = read_rows(self.files, self.sources[chunk.name], matrices, chunk)
         parameter = self.parameters[chunk.name]
@@ -374,8 +375,7 @@ def _written(
 ) -> ImportedWeights:
     imported = write_checkpoint(job, source, on_progress, on_note)
     if left_out:
-        some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        on_note(f"{len(left_out)} tensors that the model does not have are skipped: {some}")
+        on_note(f"tensors that the model does not have are skipped: {listed(left_out, 3)}")
     return imported
 
 
