@@ -48,7 +48,7 @@ def predicted(plan: EnginePlan, stage: int = 0) -> tuple[Counter[tuple[str, str]
     for part, count in parts:
         for message in part.messages:
             messages[message.group, message.kind] += int(count * layout.ga * message.number * message.size)
-    for message in work.of_step(work.parameters(stage)):
+    for message in (*work.of_step(work.parameters(stage)), *work.of_table(stage)):
         messages[message.group.removesuffix("_replicas"), message.kind] += int(message.number * message.size)
     if layout.pp > 1:
         passed = work.between_stages()
@@ -64,7 +64,7 @@ def by_ranks(messages: Counter[tuple[str, str]], layout: Layout) -> Counter[tupl
     same = {"edp": "dp", "cp": "dp" if layout.dp == 1 else "cp"}
     found: Counter[tuple[str, str]] = Counter()
     for (group, kind), size in messages.items():
-        found[same.get(group, group), kind] += size
+        found["experts" if kind == "all_to_all" else same.get(group, group), kind] += size
     return found
 
 

@@ -8,12 +8,13 @@ import pytest
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.prediction.prediction import Prediction, default_calibration, predict
-from llmb.prediction.scale import MOST_GPUS, goodput, joules_per_token, scale_up
+from llmb.prediction.scale import MOST_GPUS, goodput, joules_per_token, scale_up, what_if
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
 CATALOGUE = Catalogue()
 H100 = CATALOGUE.gpus["h100"]
+USUAL = default_calibration(CATALOGUE.rates)
 
 
 def planned(size: str, scale: int) -> EnginePlan:
@@ -22,7 +23,7 @@ def planned(size: str, scale: int) -> EnginePlan:
 
 
 def predicted(plan: EnginePlan) -> Prediction:
-    return predict(plan, H100, default_calibration(CATALOGUE.rates), CATALOGUE.rates.errors)
+    return predict(plan, H100, USUAL, CATALOGUE.rates.errors)
 
 
 def test_weak_scaling_keeps_the_work_of_a_gpu_and_loses_little() -> None:
@@ -69,3 +70,19 @@ def test_energy_is_at_most_that_of_the_power_limit() -> None:
     joules = joules_per_token(prediction, H100)
     assert joules == pytest.approx(700 * 8 * prediction.seconds / (128 * 8192))
     assert joules_per_token(prediction, H100.model_copy(update={"tdp_w": None})) is None
+
+
+def test_slower_links_and_gpus_make_a_step_longer_and_more_gpus_shorter() -> None:
+    plan = planned("70b", 64)
+    found = {each.change: each for each in what_if(plan, H100, USUAL, CATALOGUE.rates.errors)}
+    assert [*found] == [
+        "NVLink at half its rate",
+        "one GPU 10 % slower",
+        "network at half its rate",
+        "twice the GPUs, the same batch",
+    ]
+    assert 8 < found["one GPU 10 % slower"].longer_pct < 10
+    assert found["NVLink at half its rate"].longer_pct > found["network at half its rate"].longer_pct > 0
+    assert -50 < found["twice the GPUs, the same batch"].longer_pct < -40
+    alone = what_if(planned("8b", 8), H100, USUAL, CATALOGUE.rates.errors)
+    assert "network at half its rate" not in [each.change for each in alone]

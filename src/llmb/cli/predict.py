@@ -42,7 +42,8 @@ from llmb.prediction.prediction import (
     usual_software,
 )
 from llmb.prediction.prediction import predict as predict_plan
-from llmb.prediction.scale import Scaling, goodput, joules_per_token, scale_up
+from llmb.prediction.scale import Scaling, Scenario, goodput, joules_per_token, scale_up
+from llmb.prediction.scale import what_if as scenarios
 from llmb.prediction.search import Goal, plan_to_search, predict_recipe, remedies, search_for, with_recipe
 from llmb.reports.output import print_json, print_output
 from llmb.reports.predict_report import (
@@ -126,6 +127,9 @@ def predict(
     hardware: Hardware = None,
     file: Layouts = None,
     software: Software = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Also predict slower links, a slow GPU and twice the GPUs.")
+    ] = False,
     scaling: AtScales = None,
     gpu_mtbf_h: GpuMtbf = None,
     save_s: SaveTime = 60.0,
@@ -164,7 +168,7 @@ def predict(
             raise UsageError(what, do="pass only one")
         _predict_file(Catalogue(hardware=hardware), file, json=json)
         return
-    request, further = request_of(values), FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s)
+    request, further = request_of(values), FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s, what_if)
     catalogue = catalogue_for(request, hardware)
     found = predict_with(catalogue, request, choices, further, Basis(calibrate_with, software), imbalance=imbalance)
     _print(found.prediction.plan.recipe, found, json=json)
@@ -178,6 +182,7 @@ class FurtherGpus:
     gpu_mtbf_h: float | None = None
     save_s: float = 60.0
     restart_s: float = 600.0
+    what_if: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,13 @@ def predict_with(
         if further.gpu_mtbf_h
         else None,
         imbalance,
+        _scenarios(catalogue, basis, plan, find) if further.what_if else (),
     )
+
+
+def _scenarios(catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns) -> list[Scenario]:
+    calibration = _calibration(catalogue, basis, plan, find)
+    return scenarios(plan, catalogue.gpus[plan.recipe.gpu_type], calibration, catalogue.rates.errors)
 
 
 def _print(recipe: Recipe, found: Shown, *, json: bool) -> None:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted training at larger scales: step, goodput under failures, and energy. Pure."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import sqrt
 from typing import Literal
 
 from llmb.catalogue.records import Gpu
-from llmb.prediction.prediction import Prediction
+from llmb.catalogue.schema import ExpectedError
+from llmb.prediction.prediction import Calibration, Prediction, predict
 from llmb.prediction.search import Predicted
+from llmb.prediction.step_time import CHIP
 from llmb.runs.plan import EnginePlan
 
 MOST_GPUS = 131_072
@@ -59,6 +62,44 @@ def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
     return Curve(
         tuple(found), f"batch size: {last.gbs} sequences leave a replica {micro_batches} at {last.gpus:,} GPUs"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A change of the hardware or of the number of GPUs, and its effect on the step."""
+
+    change: str
+    step_time_s: float
+    longer_pct: float
+
+
+SLOW_GPU = 1.1
+"""The factor by which the work of a slow GPU takes longer; all others wait for it."""
+
+
+def what_if(
+    plan: EnginePlan, gpu: Gpu, calibration: Calibration, errors: Mapping[str, ExpectedError]
+) -> list[Scenario]:
+    """Predict the step with slower links, with a slow GPU, and on twice the GPUs if the batch divides."""
+    usual = predict(plan, gpu, calibration, errors).seconds
+    slow_links = calibration
+    if machine := calibration.machine:
+        links = {kind: rate / 2 for kind, rate in machine.links.items()}
+        slow_links = replace(calibration, machine=replace(machine, links=links))
+    slow = {name: SLOW_GPU * rate if name in CHIP else rate for name, rate in calibration.rates.items()}
+    half_nvlink = gpu.model_copy(update={"nvlink_gb_s": gpu.nvlink_gb_s / 2})
+    cases = [
+        ("NVLink at half its rate", plan, half_nvlink, slow_links),
+        (f"one GPU {100 * (SLOW_GPU - 1):.0f} % slower", plan, gpu, replace(calibration, rates=slow)),
+    ]
+    if gpu.network_gb_s and plan.recipe.layout.gpus > gpu.nvlink_domain_gpus:
+        half_network = gpu.model_copy(update={"network_gb_s": gpu.network_gb_s / 2})
+        cases.append(("network at half its rate", plan, half_network, calibration))
+    twice = next(islice(_doubled(plan, "strong"), 1, None), None)
+    if twice is not None and (gpu.network_gb_s or twice.recipe.layout.gpus <= gpu.nvlink_domain_gpus):
+        cases.append(("twice the GPUs, the same batch", twice, gpu, calibration))
+    found = [(change, predict(each, on, by, errors).seconds) for change, each, on, by in cases]
+    return [Scenario(change, seconds, 100 * (seconds / usual - 1)) for change, seconds in found]
 
 
 def _doubled(plan: EnginePlan, scaling: Scaling) -> Iterator[EnginePlan]:

@@ -380,6 +380,14 @@ class RankWork:
             if number > 1:
                 yield Messages("all_reduce", copies, 1, size * number / ranks)
 
+    def of_table(self, rank: int) -> Iterator[Messages]:
+        """Yield the message of the gradient of a table that the first and the last stage of a pipeline share."""
+        last = self.layout.pp - 1
+        if self.model.tied_embeddings and self.trained and last and rank in (0, last):
+            exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
+            table = float(self.sizes.vocabulary * self.sizes.hidden)
+            yield Messages("send", "pp", 1, (FP32 if exact else BF16) * table)
+
     @property
     def gathers(self) -> int:
         """Return how many times a step parameters are gathered: for each pass, if ranks share them within a step; the

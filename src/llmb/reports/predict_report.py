@@ -12,7 +12,7 @@ from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import CUSTOM
 from llmb.catalogue.throughput import MFU, Throughput, throughput
 from llmb.prediction.prediction import COLUMNS, PredictedRow, Prediction
-from llmb.prediction.scale import PUBLISHED_GPUS, Curve, Goodput
+from llmb.prediction.scale import PUBLISHED_GPUS, Curve, Goodput, Scenario
 from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
 from llmb.reports.formats import cell, duration, formatted, interval_of, number, whole
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
@@ -134,6 +134,7 @@ class RunPrediction(Shown):
     goodput: Goodput | None = None
     imbalance: float | None = None
     """Rows of experts on the fullest rank, relative to the mean; None if all ranks compute as many."""
+    what_if: Sequence[Scenario] = ()
 
     def tables(self) -> Iterator[Table]:
         lacks = "DOES NOT FIT: " if self.memory and self.memory.fits is False else ""
@@ -151,6 +152,13 @@ class RunPrediction(Shown):
             ]
             above = f"; above {PUBLISHED_GPUS:,} GPUs no published step checks it" if curve.goes_beyond else ""
             yield table_of("PREDICTED scaling", curve.scales, columns, caption=f"no further: {curve.ends}{above}")
+        if self.what_if:
+            columns = [
+                *texts("change"),
+                *numbers("step s: step_time_s"),
+                *numbers("step %: longer_pct", form=formatted("{:+.1f}")),
+            ]
+            yield table_of("What if", self.what_if, columns)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON of ``llmb predict``; its keys are a contract."""
@@ -173,7 +181,7 @@ class RunPrediction(Shown):
             "energy_j_per_token_at_most": self.energy_j_per_token,
             "scaling": (curve := self.curve)
             and {"scales": [fields_of(each, *SCALE) for each in curve.scales], "ends": curve.ends},
-            **fields_of(self, "goodput", "imbalance"),
+            **fields_of(self, "what_if", "goodput", "imbalance"),
             **fields_of(prediction, "calibration: calibration.text", "unvalidated"),
             "published": [
                 fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations

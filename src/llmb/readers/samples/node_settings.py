@@ -142,6 +142,7 @@ NETWORKS = ("0x0200", "0x0207")
 OF_PCI = 256
 """Number of configuration bytes that every PCI device has."""
 CPU, RDMA, NET = "/sys/devices/system/cpu", "/sys/class/infiniband", "/sys/class/net"
+POWER = "/sys/class/powercap"
 Settings = Iterator[tuple[str, str | int | None]]
 
 
@@ -176,6 +177,8 @@ def _kernel(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     for name in ("enabled", "defrag"):
         chosen = re.search(r"\[(\S+)\]", files.text(f"/sys/kernel/mm/transparent_hugepage/{name}") or "")
         yield f"kernel.transparent_hugepage.{name}", chosen and chosen[1]
+    page = re.search(r"^KernelPageSize:\s*(\d+ kB)", files.text("/proc/self/smaps") or "", re.MULTILINE)
+    yield "kernel.page_size", page and page[1]
     yield "kernel.clocksource", files.text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     groups = "/sys/kernel/iommu_groups"
     yield "kernel.iommu", _together(files.text(f"{groups}/{group}/type") for group in files.names(groups))
@@ -202,6 +205,8 @@ def _cpus(files: SystemFiles, _: Mapping[str, str]) -> Settings:
     off = files.number(f"{CPU}/intel_pstate/no_turbo")
     on = files.number(f"{CPU}/cpufreq/boost") if off is None else 1 - off
     yield "cpu.boost", None if on is None else "on" if on else "off"
+    limits = (files.number(f"{POWER}/{zone}/constraint_0_power_limit_uw") for zone in files.names(POWER))
+    yield "cpu.power_limit", _together(f"{limit / 1e6:g} W" for limit in limits if limit)
     yield "cpu.online", files.text(f"{CPU}/online")
     yield "cpu.smt", files.text(f"{CPU}/smt/control")
     idle = f"{CPU}/cpu0/cpuidle"
