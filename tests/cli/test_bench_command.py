@@ -139,7 +139,7 @@ def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text)
     ("words", "code", "said"),
     [
         ("gemm --dtype fp9", 2, "unknown dtype 'fp9'"),
-        ("gemm --dtype bf16,bf16", 2, "without duplicates"),
+        ("gemm --dtype bf16,bf16", 2, "contains a dtype twice"),
         ("gemm -s 8b", 2, "--size needs --workload"),
         ("attention --dtype fp8", 2, "not computed in fp8"),
         ("memory --size many", 2, "'many' is not a valid size"),

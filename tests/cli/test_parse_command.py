@@ -332,7 +332,7 @@ def test_repeats_together(scales):
     assert document["scaling"] is None and len(document["results"]) == 5
     text = parse(scales, "--group").stdout
     assert "pretrain_llama3.1 8b bf16     8  cp2 mbs1 gbs128" in text
-    assert "1 of 5 files are not successes; they are listed without --group" in text
+    assert "left out: 1 of 5 files, without success; omit --group to list them" in text
     rows = list(csv.DictReader(io.StringIO(parse(scales, "--group", "--format", "csv").stdout)))
     assert ",".join(rows[0]) == GROUP_COLUMNS
     assert [row["runs"] for row in rows] == ["3", "1"]
@@ -360,7 +360,7 @@ def test_scaling_beside_the_published_figures(scales):
 
 def test_tables_of_groups_without_a_success(tmp_path):
     (tmp_path / "log-died.out").write_text(log_text(upto=3))
-    for option, text in (("--group", "1 of 1 files are not"), ("--scaling", "no log reports both its recipe")):
+    for option, text in (("--group", "left out: 1 of 1 files"), ("--scaling", "no log reports both its recipe")):
         result = parse(tmp_path, option)
         assert result.returncode == 4
         assert text in result.stdout

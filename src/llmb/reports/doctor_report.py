@@ -15,9 +15,9 @@ from llmb.runs.conditions import Drift
 from llmb.runs.conditions import rule_of as condition_rule
 
 LONGEST_TITLE = 26
-"""The maximum width of a check, which leaves space for the advice."""
+"""The maximum width of a check's title, which leaves space for the advice."""
 MOST_NAMES = 5
-"""Maximum number of checks of one area to name, if other checks of the area have other results."""
+"""Number of names above which ``all`` replaces them, if an area's other checks were not skipped for another reason."""
 HostList = Callable[[Sequence[str]], str]
 """Names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"
@@ -32,7 +32,8 @@ def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
 
 
 def node_tables(report: NodeReport, *, folded: bool = False) -> Iterator[Table]:
-    """Yield failed checks with advice, then passed and impossible ones; if ``folded``, only numbers of the latter."""
+    """Yield the failed checks and warnings with advice, then the passed and skipped checks, or only numbers of these if
+    ``folded``."""
     problems = _problems(report)
     if folded:
         problems.caption = "\n".join(_folded(report))

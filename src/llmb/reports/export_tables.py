@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results and steps with the same columns as CSV, JSON lines, Parquet and OpenMetrics."""
+"""Writes results and steps as CSV, JSON lines and Parquet with the same columns, and results as OpenMetrics."""
 
 import json
 import math

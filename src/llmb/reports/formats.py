@@ -38,7 +38,7 @@ def formatted(form: str, unknown: str = "") -> Callable[[float | None], str]:
 
 
 def number(value: float | None) -> str:
-    """Format with four significant digits, above 1,000 as an integer; 'n/a' if unknown."""
+    """Format with four significant digits, from 1,000 as an integer; 'n/a' if unknown."""
     if value is None:
         return "n/a"
     if abs(value) >= 1000:

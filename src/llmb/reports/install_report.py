@@ -267,7 +267,7 @@ def verification_document(found: Verification) -> dict[str, Any]:
 
 
 def verification_tables(found: Verification) -> list[Table]:
-    """Return a table of the items, with the problem of each incomplete one and the command that prepares it."""
+    """Return tables of the items, the storage, files for the reference suite, and the problems of incomplete items."""
     folder = Column("folder", _folder_name)
     columns: list[Column[Item]] = [
         folder,

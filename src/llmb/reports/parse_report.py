@@ -197,7 +197,8 @@ def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: b
     notes += [f"GPUs of {unknown} of these logs: only the nodes are reported; add --gpu-type"] if unknown else []
     noted = [f"{ids[run.log_path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
     notes += noted[:MOST_NOTES]
-    notes += [f"{len(noted) - MOST_NOTES} more have a note: --wide"] if len(noted) > MOST_NOTES else []
+    more = counted(len(noted) - MOST_NOTES, "more note")
+    notes += [f"{more}: add --wide"] if len(noted) > MOST_NOTES else []
     return table_of(f"Step times, window {report.rule}", runs, columns, caption=notes)
 
 
@@ -344,7 +345,7 @@ GROUP_COLUMNS: "Sequence[Column[RunGroup]]" = (
     Column("mfu_pct", _median_mfu),
     Column("differs", lambda group: "; ".join(group.differs)),
 )
-"""Groups in CSV."""
+"""The columns of groups in CSV."""
 _MEASURED = ("step_time_s", "efficiency_pct", "days_per_1t_tokens")
 _PUBLISHED = ("published.step_time_s", "published_efficiency_pct", "published.days_per_1t_tokens")
 _SCALE = (
@@ -367,7 +368,7 @@ def groups_table(report: ParseReport, groups: "Sequence[RunGroup]") -> Table:
     left_out = len(report.runs) - sum(len(group.runs) for group in groups)
     caption = "median of the runs' means; spread from the fastest to the slowest run, in percent of the median"
     if left_out:
-        caption += f"\n{left_out} of {len(report.runs)} files are not successes; they are listed without --group"
+        caption += f"\nleft out: {left_out} of {len(report.runs)} files, without success; omit --group to list them"
     return table_of(f"Repeats, window {report.rule}", groups, columns, caption=caption)
 
 

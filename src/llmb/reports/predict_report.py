@@ -133,7 +133,7 @@ class RunPrediction(Shown):
     curve: Curve | None = None
     goodput: Goodput | None = None
     imbalance: float | None = None
-    """Rows of experts on the fullest rank, relative to the mean; None if all ranks compute as many."""
+    """Rows of experts on the fullest rank, relative to the mean; None if all ranks compute the same number."""
     what_if: Sequence[Scenario] = ()
 
     def tables(self) -> Iterator[Table]:
@@ -354,14 +354,14 @@ class LayoutPlan(Shown):
 
     @property
     def ahead_pct(self) -> float | None:
-        """Improvement of the first layout over the recipe in percent; None if either does not fit."""
+        """Return the improvement of the first layout over the recipe in percent; None if either does not fit."""
         if not self.own or not self.layouts or self.exceeds(self.own):
             return None
         return 100 * (self.cost(self.own) / self.cost(self.layouts[0]) - 1)
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """The layouts with predictions that do not differ from the first by more than its error."""
+        """Return the first layout, and those with predictions that exceed its own by at most its error."""
         most = 1 + self.first.error_pct / 100
         return tuple(one for one in self.layouts if self.cost(one) <= most * self.cost(self.layouts[0]))
 

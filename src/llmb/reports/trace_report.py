@@ -58,7 +58,7 @@ def _nccl_collectives_table(summary: NcclSummary) -> Table:
     ]
     title = f"Collectives: {summary.calls:,} calls of {summary.logged_ranks} ranks"
     hidden = len(summary.collectives) - MOST_ROWS
-    notes = [f"{hidden} smaller rows are left out, see --json."] if hidden > 0 else []
+    notes = [f"left out: {counted(hidden, 'smaller row')}, see --json."] if hidden > 0 else []
     if summary.coarse:
         notes.append("There are too many sizes; they are grouped by powers of two.")
     if any(row.communicators_from == "number of ranks" for row in summary.collectives):
@@ -192,7 +192,8 @@ def step_document(step: StepBreakdown) -> dict[str, Any]:
 
 
 def trace_tables(summary: TraceSummary) -> Iterator[Table]:
-    """Yield tables of steps, collectives, the longest kernels of the first rank, and its unclassified kernels."""
+    """Yield tables of steps, collectives, the longest kernels of the first rank, and the unclassified kernels of the
+    rank that spent the most time in them."""
     yield _steps_table(summary)
     if any(step.collectives for rank in summary.ranks for step in rank.steps):
         yield _collectives_table(summary)
@@ -227,7 +228,7 @@ def _steps_table(summary: TraceSummary) -> Table:
     ]
     notes = [f"{printable(rank.label)}: {printable(note)}." for rank in summary.ranks for note in rank.notes]
     more = len(notes) - MOST_NOTES
-    notes = notes[:MOST_NOTES] + ([f"{more} more notes, see --json."] if more > 0 else [])
+    notes = notes[:MOST_NOTES] + ([f"{counted(more, 'more note')}, see --json."] if more > 0 else [])
     if slowest := summary.slowest:
         text = "Slowest: {}, {} ms per step without exposed communication; the others {} ms (median).".format
         notes.insert(0, text(printable(slowest.label), _ms(slowest.local_s), _ms(slowest.others_local_s)))

@@ -37,5 +37,5 @@ def test_a_set_and_a_wanted_recipe_need_their_gpus() -> None:
         with pytest.raises(UsageError, match="acceptance set h100-128"):
             choose_recipes(catalogue, None, accepted, gpu_type, gpus)
     wanted = Request(workload="pretrain_llama3.1", size="8b", scale=16)
-    with pytest.raises(UsageError, match="--scale is 16, but there are 8 GPUs"):
+    with pytest.raises(UsageError, match="--scale is 16, but the number of available GPUs is 8"):
         choose_recipes(catalogue, wanted, None, "h100", 8)

@@ -78,7 +78,7 @@ class AcceptedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The terms of an acceptance: the minutes for repeats, the checks, and the acceptance set with criteria, if any."""
+    """The terms of an acceptance: the minutes after which runs are not repeated, the checks, and the acceptance set."""
 
     minutes: float
     set_name: str | None = None
@@ -92,7 +92,8 @@ class Terms:
 
 
 class AcceptanceRequest(Record):
-    """The content of ``request.json``, which a continued acceptance keeps; ``before`` names the one before it."""
+    """The content of ``request.json``, which a continued acceptance keeps; ``before`` is the folder name of an earlier
+    acceptance with which it is compared."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -104,7 +105,7 @@ class AcceptanceRequest(Record):
 
 @dataclass(slots=True)
 class Findings:
-    """The rows so far, where later rounds of a part replace its row, and the unfit nodes."""
+    """The rows of parts that have run, and the unfit nodes; a later round of a part replaces its row."""
 
     rows: dict[str, AcceptancePart] = field(default_factory=dict)
     unfit: list[str] = field(default_factory=list)
@@ -123,7 +124,8 @@ def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms:
 def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
-    """Return the newest unfinished acceptance with this key, or create one; raise NotWritable if that is impossible."""
+    """Return the folder and request of an unfinished acceptance with this key, or else (always with ``start_new``) of a
+    new one; raise NotWritable if it cannot be created."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
@@ -219,7 +221,7 @@ def do_parts(
     trained, there = max(recipe.scale or place.gpus for recipe in recipes), place.per_node * max(1, len(fit))
     each_alone = trained == 1 and len(place.visible) == there
     if trained < there and place.gpu_type != CPU and not each_alone:
-        value = f"trained on {trained} GPUs, because no recipe is published for all {there}"
+        value = f"trained on {trained} of {there} GPUs; no recipe is published for all of them, or --scale is smaller"
         findings.add(AcceptancePart(name=COVERAGE, status="warn", value=value))
     for number, recipe in enumerate(recipes):
         for own in _trainings(request, place, recipe, number if len(recipes) > 1 else None, fit, before):
@@ -249,7 +251,7 @@ def _check_machine(
 
 
 def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:
-    """Check the nodes, then measure those that are fit alone and in pairs; return the nodes that remain fit."""
+    """Check the nodes, measure the fit ones alone and in pairs, and return those that remain fit."""
     fit = list(place.nodes)
 
     def leave_out(names: Sequence[str]) -> None:
@@ -279,7 +281,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes`` and wait for it; return how it ended, and its document, or None without one."""
+    """Queue a measurement on ``nodes`` and wait for it; return the result of waiting and the measurement's document."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -303,7 +305,7 @@ def _unfit_of_devices(document: Mapping[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRuns:
-    """A recipe that is trained repeatedly under a label, here or in jobs, until its verdict is conclusive."""
+    """A recipe that is trained repeatedly under a label, on this machine or in jobs."""
 
     recipe: ChosenRecipe
     label: str
@@ -316,7 +318,7 @@ class RecipeRuns:
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train in rounds until the verdict is conclusive and there are enough repeats, or until time is up."""
+        """Train in rounds, or in jobs only once, until the verdict is conclusive, time is up or a run fails."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:
@@ -378,7 +380,7 @@ def _trainings(
     nodes: Sequence[str],
     before: Path | None,
 ) -> list[RecipeRuns]:
-    """Return the trainings of a recipe: one, or for a proxy on one GPU, one per GPU, so that a slow GPU is found."""
+    """Return the trainings of a recipe: one per visible GPU for a recipe on one GPU, to find slow GPUs, or else one."""
     each = place.visible if recipe.scale == 1 and len(place.visible) > 1 else (None,)
     recipe_name = "" if number is None else f"-{number + 1}"
     names = [recipe_name if gpu is None else f"{recipe_name}-gpu{index}" for index, gpu in enumerate(each)]
@@ -423,7 +425,7 @@ def conclude(
 def answer(
     rows: Sequence[AcceptancePart], subject: str
 ) -> tuple[Literal["pass", "fail", "regressed", "inconclusive"], str]:
-    """Return the overall verdict, and a sentence with the worst problem or the comparisons."""
+    """Return the overall verdict, and a sentence with the worst problems or the comparisons."""
 
     def texts(*names: str) -> str:
         return "; ".join(f"{row.name}: {row.value}" for row in rows if row.status in names)

@@ -9,7 +9,7 @@ from llmb.nodes.acceptance.parts import AcceptancePart, PartResult, Status
 from llmb.runs.result import WORST
 
 MOST_NAMES = 4
-"""The maximum number of names in a row; others are counted."""
+"""The maximum number of names in a row."""
 Document = Mapping[str, Any]
 
 
@@ -76,7 +76,7 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
 
 
 def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
-    """Return the row for a bandwidth at the largest size, without a verdict but with the peak or an earlier value."""
+    """Return the row for the bandwidth at the largest size, with its percentage of the peak or the earlier value."""
     largest, earlier = _largest(result), _largest(before) if before else None
     if largest is None:
         status: Status = "fail" if result.exit_code else "measured"
@@ -114,7 +114,8 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
-    """Return a row per recipe with the worst of its verdicts; ``against`` names the reference, by default its kind."""
+    """Return a row per recipe with the worst of its verdicts; ``against`` describes the reference in place of its
+    kind."""
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)

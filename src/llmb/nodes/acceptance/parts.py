@@ -48,7 +48,7 @@ class AcceptancePart(Record):
     status: Status
     value: str
     reference: str | None = None
-    """The figure that it was compared with, if any."""
+    """The value with which the part's own value is compared, if any."""
     command: str | None = None
     """The command that repeats the part."""
     training: bool = False
@@ -164,6 +164,6 @@ class PartsFolder:
 def _raise_unless_answered(code: int, error: Mapping[str, Any], command: Sequence[str]) -> None:
     if code in ANSWERS:
         return
-    how = f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+    how = f"the command was killed by signal {-code}" if code < 0 else f"the command ended with exit code {code}"
     where = error.get("where") or f"llmb {' '.join(command)}"
     raise ERRORS.get(code, RunFailed)(error.get("what") or how, where=where, do=error.get("do"))

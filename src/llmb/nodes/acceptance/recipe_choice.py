@@ -24,7 +24,7 @@ START_S, TINY_S = 90.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class ChosenRecipe:
-    """A model at a scale in one or more dtypes; for None, the default of ``llmb run`` applies."""
+    """A model at a scale in one or more dtypes. Without dtypes, scale or GPU type, ``llmb run`` uses its default."""
 
     workload: str
     size: str
@@ -33,7 +33,7 @@ class ChosenRecipe:
     gpu_type: str | None = None
     has_figure: bool = False
     run_s: float = TINY_S
-    """The expected seconds for one run in each dtype."""
+    """The expected total seconds for one run in each dtype."""
 
     def arguments(self) -> list[str]:
         words = ["-w", self.workload, "-s", self.size]
@@ -45,17 +45,18 @@ class ChosenRecipe:
 def choose_recipes(
     catalogue: Catalogue, wanted: Request | None, accepted: AcceptanceSet | None, gpu_type: str | None, gpus: int
 ) -> list[ChosenRecipe]:
-    """Return the recipes to train: those of the acceptance set, the ``wanted`` one, or the one with the largest scale
-    published up to ``gpus``, or else a proxy on one GPU. On a CPU or an unknown GPU, return a tiny model.
+    """Return the recipes of the acceptance set, or else the ``wanted`` one. Without both, return a tiny model for a CPU
+    or an unknown GPU, or else the recipe with the largest scale published up to ``gpus``, or a proxy on one GPU.
 
-    Raises UsageError if a recipe does not exist, or the set is for another GPU type or needs more GPUs.
+    Raises UsageError if a recipe does not exist, needs more GPUs, or the set is for another GPU type.
     """
     if accepted:
         return list(_of_set(catalogue, accepted, gpu_type, gpus))
     if wanted:
         scale = wanted.scale or (gpus if gpu_type else None)
         if scale and scale > gpus:
-            raise UsageError(f"--scale is {scale}, but there are {gpus} GPUs", do="pass a smaller --scale")
+            what = f"--scale is {scale}, but the number of available GPUs is {gpus}"
+            raise UsageError(what, do="pass a smaller --scale")
         request = replace(wanted, gpu_type=gpu_type or wanted.gpu_type, scale=scale)
         return [_chosen(catalogue, request, [wanted.dtype] if wanted.dtype else [])]
     if gpu_type in (None, CPU):
@@ -85,7 +86,8 @@ def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None,
         raise UsageError(what, do="pass another --set, or omit it")
     most = max(recipe.scale for recipe in accepted.recipes)
     if most > gpus:
-        raise UsageError(f"acceptance set {accepted.name} requires {most} GPUs, but there are {gpus}")
+        what = f"acceptance set {accepted.name} requires {most} GPUs, but the number of available GPUs is {gpus}"
+        raise UsageError(what, do="pass another --set, or omit it")
     for key in dict.fromkeys((one.workload, one.size, one.scale) for one in accepted.recipes):
         dtypes = [one.dtype.value for one in accepted.recipes if (one.workload, one.size, one.scale) == key]
         request = Request(workload=key[0], size=key[1], scale=key[2], gpu_type=gpu_type)

@@ -58,7 +58,7 @@ class BenchRequest(Record):
 
 
 class BenchEnd(Record):
-    """The content of ``bench_end.json``, the result of a job; ``kept`` are paths of files with measurements."""
+    """The content of ``bench_end.json``, the result of a job; ``kept`` contains the paths of saved measurements."""
 
     schema_version: Literal[1] = 1
     measured: tuple[MeasurementFile, ...] = ()
@@ -156,7 +156,8 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
 
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
-    """Return the nodes for a job with ``ranks`` processes per node; raise UsageError if the number is unknown."""
+    """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU; raise UsageError if that
+    number is unknown."""
     chosen = scheduler_of(site).defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
     gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None

@@ -40,7 +40,7 @@ def calibrate_with_bench(
             )
     rates = _Rates(list(newest.values()), plan, gpu, usual)
     if not rates.texts:
-        do = "run 'llmb bench gemm', 'attention', 'memory' or 'collectives' on a GPU"
+        do = "run 'llmb bench gemm', 'llmb bench attention', 'llmb bench memory' or 'llmb bench collectives' on a GPU"
         raise UsageError(f"{title} contains no measurement that predictions use", do=do)
     text = f"{title}: {', '.join(rates.texts)}; the rest as in published steps"
     machine = MeasuredMachine(rates.products, rates.links)
@@ -48,7 +48,7 @@ def calibrate_with_bench(
 
 
 class _Rates:
-    """Collects the measured rates. Memory is first, because the times of products include writing their results."""
+    """Collects the measured rates, memory's first, because the times of products include writing their results."""
 
     def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
         self.rows, self.gpu, self.usual = rows, gpu, chip_rates(usual.rates, gpu.relative_efficiency)
@@ -92,7 +92,8 @@ class _Rates:
         nominal = {each: _flops(each) * filled(sms, each.rows, each.columns) / peak / 1e12 for each in times}
         if too_fast := [each for each, seconds in times.items() if seconds <= 0]:
             shape = f"{too_fast[0].rows} x {too_fast[0].inner} x {too_fast[0].columns}"
-            raise UsageError(f"a product {shape} took less time than writing its result", do="measure it again")
+            what = f"a product {shape} took less time than writing its result"
+            raise UsageError(what, do="run 'llmb bench gemm' again")
         mean = sum(times.values()) / sum(nominal.values())
         self.rates[dtype] = mean
         self.products |= {each: times[each] / nominal[each] / mean for each in times}

@@ -38,7 +38,7 @@ TABLE = "collectives.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
-    """The collectives to measure, and their sizes in bytes from ``least`` to ``most``, by default the device's."""
+    """The collectives to measure, with sizes from ``least`` to ``most`` bytes, or to the device's ``MOST_BYTES``."""
 
     collectives: tuple[Collective, ...]
     least: int
@@ -148,7 +148,7 @@ def _measurement(
 
 
 def raise_if_wrong(measured: MeasurementFile) -> None:
-    """Raise RunFailed if results were wrong, with the collectives and sizes."""
+    """Raise RunFailed, with the collectives and sizes, if results were wrong."""
     wrong = [row for row in measured.measurements if row.wrong]
     if wrong:
         cases = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)

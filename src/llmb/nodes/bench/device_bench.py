@@ -174,7 +174,8 @@ class TimedCase:
 
 
 def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
-    """Return one GPU's products in a micro-batch, and a square one; the largest is also timed as sustained work."""
+    """Return one GPU's products in a micro-batch, and a square one; with ``sustained_s``, the product with the most
+    FLOPs in a micro-batch is also timed as sustained work."""
     cases: list[TimedCase] = []
     for dtype in dtypes:
         products = [
@@ -210,7 +211,8 @@ def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield attention of each kind of layer, forward and backward; the first is also timed as sustained work."""
+    """Yield attention of each kind of layer, forward and backward; with ``sustained_s``, the first forward pass is also
+    timed as sustained work."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
             for direction in ("forward", "backward"):
@@ -241,7 +243,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
 
 
 def memory_cases(device: Device, sizes: Sequence[int], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield copies within the device's memory; the largest is also timed as sustained work."""
+    """Yield copies within the device's memory; with ``sustained_s``, the largest is also timed as sustained work."""
     sizes = sorted(sizes or COPY_BYTES[device])
     for size in sizes:
         work = CopyCase(size_bytes=size)
@@ -334,7 +336,7 @@ BURST_S, MOST_REPEATS = 0.25, 200
 SMALLER_SHAPE = "use a smaller shape: pass a smaller --mbs or --seq-len, or a larger --tp"
 SMALLER = {
     **dict.fromkeys(("memory", "transfer"), "pass a smaller --size"),
-    "collectives": "pass a smaller --max-size, or fewer --ranks",
+    "collectives": "pass a smaller --max-size or --ranks",
 }
 """Advice if memory is exhausted, for sizes that do not come from a recipe."""
 
@@ -366,7 +368,7 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
         if name not in get_args(ProductDtype):
             raise unknown("dtype", name, get_args(ProductDtype))
     if len(set(names)) < len(names):
-        raise UsageError(f"--dtype is '{text}'; it must be dtypes separated by commas, without duplicates")
+        raise UsageError(f"--dtype is '{text}', which contains a dtype twice", do="pass each dtype once")
     return tuple(name for name in get_args(ProductDtype) if name in names)
 
 

@@ -50,7 +50,7 @@ def run_program(
     on_progress: OnProgress,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Run ``program`` in an interpreter with a run's default variables and ``variables``, unless the caller sets them.
+    """Run ``program`` in an interpreter with a run's default variables and ``variables``, unless they are already set.
 
     Raises EnvironmentProblem without torch, RunFailed with the current case if the program fails, UserInterrupt on a
     signal.

@@ -33,7 +33,7 @@ class Measurement(Record):
     benchmark: str
     """One of ``BENCHMARKS``."""
     case: str
-    """A stable name for scripts of the part of the benchmark, such as ``qkv`` or ``all_reduce``."""
+    """The stable name of a part of the benchmark, such as ``qkv_forward`` or ``all_reduce``, which scripts can use."""
     shape: str | None = None
     """Shape of the data for display, such as ``4096 x 4096 x 14336``."""
     dtype: str | None = None
@@ -42,7 +42,7 @@ class Measurement(Record):
     device: str
     """The GPU's name as its driver reports it, or the CPU's model."""
     rank: int | None = None
-    """Rank of the process that measured; None if a group was measured."""
+    """Local rank of the process that measured, if every GPU was measured separately."""
     ranks: int = 1
     """The number of ranks in the group."""
     time_s: float
@@ -147,7 +147,7 @@ class FigureChange:
 
 
 def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[FigureChange]:
-    """Return the changes between ``files``, oldest first; sorted by node and benchmark, cases as measured."""
+    """Return the newest change of each case, sorted by node and benchmark; in ``files``, the oldest must be first."""
     series: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
     for file in files:
         for row in file.measurements:

@@ -40,7 +40,7 @@ LATE_S = 60.0
 GRACE_S = 120.0
 """Seconds beyond the time limit that the scheduler has to end a job."""
 MOST_REJECTED = 3
-"""If the jobs for this number of first nodes are all rejected, the check fails."""
+"""The check fails if this number of jobs are rejected before one is accepted."""
 LAST_WORDS = 200
 """The maximum number of characters to show of a log's last line."""
 OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])

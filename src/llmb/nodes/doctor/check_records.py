@@ -28,7 +28,7 @@ class Check(Record):
     """The result of one check."""
 
     name: str
-    """A stable name for scripts of what is checked, such as ``gpu_ecc``."""
+    """The stable name of the check, such as ``gpu_ecc_errors``, which scripts can use."""
     status: Status
     value: str | int | float | bool | None
     """The value, with the unit in its text or in ``name``; None only with ``warn`` or ``fail``."""

@@ -117,7 +117,8 @@ class CheckFolder:
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
-    """Create the folder of a check, and remove all older complete ones but the last; raise NotWritable if it fails."""
+    """Create the folder of a check, and remove all complete older ones except the last; raise NotWritable if it cannot
+    be created."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
@@ -234,7 +235,7 @@ def _with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
 
 
 def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
-    """Return warnings, by node, about values that differ from most other nodes; only values of passed checks count."""
+    """Return warnings by node about values that at most half of the nodes have; only values of passed checks count."""
     checks: dict[str, list[Check]] = {report.node: [] for report in reports}
     for name in (item.name for item in rules().values() if item.same):
         values = {report.node: value for report in reports if (value := _value(report, name)) is not None}
@@ -256,7 +257,7 @@ def _value(report: NodeReport, name: str) -> Value | None:
 
 
 def grouped(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Group nodes by the text of their value; numbers that are nearly equal to the median are in its group."""
+    """Group nodes by the text of their value; numbers within ``SAME_PCT`` percent of the median are in its group."""
     numbers = [value for value in values.values() if isinstance(value, (int, float))]
     usual = median(numbers) if numbers else 0.0
     groups: dict[str, list[str]] = {}
@@ -277,7 +278,7 @@ OPTION = "exclude"
 UNFIT, FILE = "unfit", "@"
 OLD_S = 24 * 3600
 LONGEST_JOB_S = 7 * OLD_S
-"""Jobs that were submitted earlier than this number of seconds before are assumed to have ended by then."""
+"""Jobs submitted more than this number of seconds before a check are assumed to have ended when it began."""
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\]|[\[\]])+")
 _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]
@@ -286,7 +287,8 @@ Say = Callable[[str], None]
 def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
     """Return a list of nodes to avoid, in the cluster's syntax, with ``unfit`` and ``@FILE`` replaced by nodes.
 
-    ``say`` reports the checks that are used. Raises UsageError if there is no check, or a file is missing.
+    ``say`` reports the check and the measurement that are used. Raises UsageError if there is no check, or if a check,
+    measurement, file or list cannot be read.
     """
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):
@@ -366,7 +368,7 @@ def _last_checked(install: Path) -> JudgedNodes:
 
 
 def _told(judged: JudgedNodes, name: str, how: str, cluster: Cluster, say: Say) -> tuple[str, ...]:
-    """Return the unfit nodes, and report the check or measurement that found them and its age."""
+    """Return the unfit nodes; report them, and warn of nodes without a verdict and of old verdicts."""
     unfit, count = judged.unfit, len(judged.fit + judged.unfit + judged.undecided)
     what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
     names = cluster.host_list(unfit)

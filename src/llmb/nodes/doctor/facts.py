@@ -26,7 +26,8 @@ OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """The expectations for a node, None if unknown; ``gpus_by`` and ``gpu_type_by`` are the sources of two of them."""
+    """The expectations for a node, None if unknown; ``gpu_type_by`` and ``gpus_by`` name the sources of GPU type and
+    number of GPUs."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
     gpu: Gpu | None = None

@@ -90,7 +90,7 @@ def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
         try:
             findings += node.findings(area)
         except OSError as error:
-            findings += skipped(names_of(area), f"it cannot be read: {error}")
+            findings += skipped(names_of(area), f"the facts cannot be read: {error}")
     selected = [item for item in findings if request.asks_for(rule_of(item.name).name, rule_of(item.name).area)]
     checks = tuple(finding for finding in selected if isinstance(finding, Check))
     return NodeReport(
@@ -177,8 +177,8 @@ class Node:
 
 
 def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
-    """Check this node, or only save its settings, by the folder's request; raise UsageError, OSError or BrokenRecord if
-    settings or the request are invalid or unreadable."""
+    """Check this node, or only save its settings, as the folder's request specifies; raise UsageError, OSError or
+    BrokenRecord if settings or the request are invalid or unreadable."""
     install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
     if request.settings:
         read = settings_here(install, environ)

@@ -429,7 +429,7 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence
     known_times = [(run, run.step_time_s) for run in (*baseline, *runs) if flaw_of(run) is None and run.step_time_s]
     measured = sorted(known_times, key=lambda one: one[0].started_s or 0.0) if baseline else known_times
     if len(measured) < 2:
-        return Missing(f"{len(measured)} run of this recipe is a measurement; a history needs 2")
+        return Missing(f"a history needs 2 measurements of this recipe, but there is {len(measured) or 'none'}")
     found = [run for run, _ in measured]
     sides = [run.counted_as in others for run in found]
     changes = ["", *(_changed(*pair) for pair in pairwise(found))] if not baseline else [""] * len(found)

@@ -176,7 +176,7 @@ def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> A
 
 
 def suite_scripts(answers: Answers, *releases: str) -> Iterator[LaunchScript]:
-    """Yield the launch scripts of ``releases``, or of all chosen ones, for the installed workloads."""
+    """Yield the launch scripts of ``releases``, or of all chosen ones, for the chosen workloads and GPU type."""
     for script in launch_scripts():
         is_chosen = script.release in (releases or answers.suite_releases) and script.workload in answers.workloads
         if is_chosen and answers.gpu_type in (None, *script.gpu_types):

@@ -32,7 +32,8 @@ SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
 
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
-    """Read a file of answers in either form. Raise UsageError with all its problems, or if another user owns it."""
+    """Read a file of answers, which may be a headless file of the reference suite's installer. Raise UsageError with
+    all its problems, or if another user owns it."""
     check_owner(path)
     try:
         data = read_data(path)
@@ -80,7 +81,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 
 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
-    """Return the variables without secrets, and warn of these by name."""
+    """Return the variables without secrets, and warn of each secret by name; raise UsageError if they are invalid."""
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
         raise UsageError("environment_vars must be a mapping of names to values", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
@@ -125,7 +126,7 @@ def settings(
 
 
 def answers_in(root: Path) -> Answers:
-    """Return the answers in a cluster_config.yaml below ``root``. Raise UsageError if it cannot be used."""
+    """Return the answers in the cluster_config.yaml in ``root``, if it exists. Raise UsageError if it is invalid."""
     if not (root / CLUSTER_CONFIG).exists():
         return answers_schema()()
     config = read_cluster_config(root, cluster_schema())

@@ -98,7 +98,8 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image unless it exists. Raise UsageError for an invalid source, EnvironmentProblem or UserInterrupt."""
+    """Import an image unless it exists. Raise UsageError for an invalid source or runtime, EnvironmentProblem if the
+    import is not possible or fails, UserInterrupt on a signal."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()
@@ -135,7 +136,7 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
         raise EnvironmentProblem(f"there is no {program} on this machine", do=do)
     bound = request.runtime == "apptainer" or (isinstance(source, RegistryImage) and source.of_daemon)
     if bound and request.architecture not in (None, here):
-        what = f"{program} would import it for {here}, but the nodes are {request.architecture}"
+        what = f"{program} would import the image for {here}, but the nodes are {request.architecture}"
         raise EnvironmentProblem(what, do=do)
 
 

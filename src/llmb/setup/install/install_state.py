@@ -73,7 +73,7 @@ def read_state(root: Path) -> InstallState | None:
     except FileNotFoundError:
         return None
     except (OSError, NotADirectoryError) as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"the state of the installation cannot be read: {error.strerror}", where=str(path)) from error
     except ValidationError as error:
         do = "if it is damaged, or from another version of llmb, move it away, and run 'llmb install' again"
         raise UsageError("this is not the state of an installation", where=str(path), do=do) from error
@@ -146,7 +146,7 @@ class Journal:
         return next((item for item in self.state.made if item.path == path), None)
 
     def is_unchanged(self, path: str) -> bool:
-        """Return True if a file still has a content that the installer wrote."""
+        """Return True if the installer wrote the file's current content."""
         item = self.entry(path)
         return item is not None and _digest_of(self.root / path) in item.sha256
 
@@ -180,7 +180,7 @@ def locked_journal(root: Path) -> Iterator[Journal]:
         partial_of(state_path(root)).unlink(missing_ok=True)
         state = read_state(root)
         if state is None:
-            raise EnvironmentProblem("the installation was just removed", where=str(root), do="try again")
+            raise EnvironmentProblem("the installation was just removed", where=str(root), do="run the command again")
         yield Journal(root, state)
 
 

@@ -56,8 +56,7 @@ class InstallStep:
 
 
 def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
-    """Yield the workloads and sizes to prepare: documented ones that the GPU type can train, or the explicit size, the
-    only way to a tiny one."""
+    """Yield the workloads and sizes to prepare that the GPU type can train: the explicit size, or all but tiny ones."""
     for name in answers.workloads:
         workload = catalogue.workloads.get(name)
         for size in workload.sources if workload else ():
@@ -172,7 +171,7 @@ class Removal:
 
 
 def planned_removal(root: Path, *, results: bool) -> list[str]:
-    """Return the paths to remove, unless they were changed; raise UsageError if there is no installation."""
+    """Return the paths that ``undo`` removes unless they were changed; raise UsageError if there is no installation."""
     state = read_state(root)
     if state is None:
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
@@ -249,5 +248,5 @@ def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
         live = [str(job.job_id or job.key) for job in store.jobs(Filter(states=LIVE))]
     if live:
         names = ", ".join(live[:MOST_NAMED]) + (", ..." if len(live) > MOST_NAMED else "")
-        do = "wait for them with 'llmb jobs wait', or cancel them; 'llmb jobs refresh' updates their states"
+        do = "run 'llmb jobs wait' or 'llmb jobs cancel' with their ids; 'llmb jobs refresh' updates their states"
         raise UsageError(f"jobs are queued or running: {names}; nothing was removed", where=str(root), do=do)

@@ -262,7 +262,7 @@ def _image(what: Installation) -> Iterator[InstallStep]:
 
 
 def _registry_image(what: Installation) -> str | None:
-    """Return the image's name in a registry; None if the image is a file."""
+    """Return the image's name in a registry; None without an image, or if it is a file."""
     image = what.answers.image
     return image if image and not Path(image).exists() else None
 

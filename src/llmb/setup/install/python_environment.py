@@ -160,7 +160,7 @@ class EnvironmentRecord(Record):
 
     @property
     def recipe(self) -> "EnvironmentRecord":
-        """The requested environment, without its actual content."""
+        """Return the record as requested, without the environment's actual content."""
         return self.model_copy(update={"contents": None})
 
 

@@ -88,7 +88,7 @@ class GpuType(GeneralQuestion):
         return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
 
     def assumed(self) -> str | None:
-        """Return the GPU type of the scheduler's nodes, else of this machine if it runs jobs itself."""
+        """Return the GPU type of this machine if it runs the jobs itself, otherwise that of the scheduler's nodes."""
         if not self.queues:
             return self.around.gpu_type or (CPU if not self.around.gpus else None)
         kind = (self.nodes.gres_type or "").lower() if self.nodes else ""
@@ -258,7 +258,7 @@ class Torch(GeneralQuestion):
         return [*choices, Choice(EXISTING, "that of the Python with which the environment is made")]
 
     def assumed(self) -> str:
-        """Return the newest build that the driver here supports; without a driver, the one in pip's index."""
+        """Return the CPU build without GPUs, else the newest build that the driver here supports, else pip's own."""
         if self.answers.gpu_type == CPU:
             return CPU
         driver = self.around.driver or 0
@@ -316,7 +316,7 @@ QUESTIONS: Sequence[type[GeneralQuestion]] = (
 
 
 def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
-    """Return the workloads that run on a GPU type, or all of them."""
+    """Return the workloads that run on a GPU type; all workloads if it is None."""
     return [
         name
         for name, item in around.catalogue.workloads.items()
@@ -352,7 +352,7 @@ class Interview:
         self.lacking: list[Lacking] = []
 
     def settle(self, question: Question) -> None:
-        """Store the explicit answer, the user's reply, or the default."""
+        """Store the explicit answer, the user's reply, or the default; otherwise record that the answer is lacking."""
         if not question.applies():
             return
         answer = answer_text(self.answers, question.name)
@@ -394,7 +394,7 @@ def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> A
 
 
 def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Complete all other answers; raise UsageError that lists all missing or invalid ones."""
+    """Complete all answers except the path; raise UsageError that lists all missing or invalid ones."""
     if problems := list(answers.problems()):
         raise UsageError("\n".join(problems))
     interview = Interview(answers, ask)

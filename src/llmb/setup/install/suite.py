@@ -50,7 +50,7 @@ def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
 
 
 def _chosen(journal: Journal) -> SuiteSettings:
-    """Return the user's settings, or those of the suite's own installer."""
+    """Return the suite's settings in cluster_config.yaml, which contains none if the user has not changed it."""
     if journal.is_unchanged(CLUSTER_CONFIG):  # it contains only the answers
         return SuiteSettings()
     return read_cluster_config(journal.root, cluster_schema()).reference_suite
@@ -206,7 +206,8 @@ class _Software:
         """Return the path of a file in the checkout."""
         checkout = self.checkout()
         if checkout is None:
-            raise EnvironmentProblem(f"the suite of {self.script.release} changed while it was read", do="try again")
+            what = f"the suite of {self.script.release} changed while it was read"
+            raise EnvironmentProblem(what, do="run the command again")
         return checkout / name
 
     def environment(self) -> Path:

@@ -46,7 +46,7 @@ def prepare_checkpoint(
 ) -> PreparedCheckpoint:
     """Import the model of a fine-tuning, resume an import that was killed, or accept the complete checkpoint.
 
-    Raise UsageError for a source that cannot be imported, or a damaged or a different checkpoint, and
+    Raise UsageError if the source cannot be imported, or the existing checkpoint is damaged or a different one, and
     EnvironmentProblem if the disk has no space.
     """
     source = source_of(catalogue, request.workload, request.size)

@@ -165,9 +165,9 @@ class _Preparation:
             raise UsageError(f"prepared files are damaged:{itemized(damage)}", where=str(folder), do=FORCE)
 
     def _kept(self, folder: Path, samples: SampleFiles) -> PackedDataset | None:
-        """Return the packed dataset in ``folder`` if it is complete and made from ``samples``, else None.
+        """Return the packed dataset in ``folder``; None if there is none, or with ``force``.
 
-        Raise UsageError if it is made from something else, or damaged.
+        Raise UsageError if it is incomplete, damaged, or not made from ``samples``.
         """
         record = None if self.request.force else read_packed(folder)
         if record is None:

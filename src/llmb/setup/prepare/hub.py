@@ -42,7 +42,7 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json"
 """Files of a model: no pickles, and no copies of the weights in other formats in subfolders."""
 RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 THREADS = 4
-ELSEWHERE = "run it on a machine with a network, or pass local files with --source or --tokenizer"
+ELSEWHERE = "run the command on a machine with a network, or pass local files with --source or --tokenizer"
 LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token from https://huggingface.co/settings/tokens"
 
 
@@ -211,7 +211,7 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     if isinstance(error, OfflineModeIsEnabled):
-        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset it, {ELSEWHERE}"))
+        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset this variable, {ELSEWHERE}"))
     if isinstance(error, UnicodeEncodeError):  # of the header with the token
         return Refusal(EnvironmentProblem("the token has invalid characters", do=LOG_IN), access="token rejected")
     if isinstance(error, GatedRepoError):
@@ -362,5 +362,5 @@ def use_token(text: str) -> None:
     """Set the token for this process and its children; raise UsageError, without the token, if it is invalid."""
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError("the input is not a token: it has spaces or other invalid characters")
+        raise UsageError("the input is not a token: it is empty, or has spaces or other invalid characters")
     os.environ["HF_TOKEN"] = token

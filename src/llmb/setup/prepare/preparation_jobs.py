@@ -67,7 +67,8 @@ def preparation_orders(
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
     if choices.skip_dataset and choices.skip_checkpoint:
-        raise UsageError("both the dataset and the checkpoint are skipped", do="omit one of the --skip options")
+        what = "both the dataset and the checkpoint are skipped"
+        raise UsageError(what, do="omit --skip-dataset or --skip-checkpoint")
     if source.page is None:
         _check_given(source, workload, size, choices, site)
     gpu_type = choices.gpu_type or scheduler_of(site).defaults(site, options).gpu_type

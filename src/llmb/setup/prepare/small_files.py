@@ -197,7 +197,7 @@ def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Pa
     """
     source_of(catalogue, workload, size)
     if size != SIZE:
-        do = f"use --size {SIZE}; 'llmb prepare dataset' and 'llmb prepare checkpoint' get data and weights of {size}"
+        do = f"pass --size {SIZE}; 'llmb prepare dataset' and 'llmb prepare checkpoint' get data and weights of {size}"
         raise UsageError(f"small files are only available for size {SIZE}", do=do)
     check_installed("making a small model", "numpy", "safetensors", "tokenizers")
     rows = list(squad_rows())

@@ -98,7 +98,7 @@ def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(file)) from error
+        raise UsageError(f"the file cannot be read: {error.strerror}", where=str(file)) from error
 
 
 def _marks_spaces(tokenizer: "Tokenizer") -> bool:

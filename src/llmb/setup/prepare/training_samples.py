@@ -221,7 +221,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise UsageError(f"line {number} is not UTF-8 text", where=str(path)) from error
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -252,7 +252,7 @@ def _numbered(path: Path, batches: "Iterator[pyarrow.RecordBatch]") -> Iterator[
         rows = chain.from_iterable(batch.to_pylist() for batch in batches)
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"cannot be read: {error}", where=str(path)) from error
+        raise UsageError(f"the file cannot be read: {error}", where=str(path)) from error
 
 
 def _parquet_batches(path: Path) -> "Iterator[pyarrow.RecordBatch]":

@@ -47,7 +47,7 @@ class Item:
 
     @property
     def command(self) -> str | None:
-        """The command that completes the item; None if it is complete or not needed."""
+        """Return the command that completes the item; None if it is complete or not needed."""
         return {"missing": self.make, "incomplete": self.make, "damaged": self.repair}.get(self.state)
 
 

@@ -169,7 +169,7 @@ def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
 
 
 def most_bytes(device: torch.device) -> int:
-    """Return the size in bytes of the largest array of which two fit into a rank's memory."""
+    """Return the maximum size in bytes of an array such that two fit into a rank's share of free memory, if known."""
     if device.type == "cuda":
         free: int | None = torch.cuda.mem_get_info(device)[0]
     else:

@@ -102,7 +102,7 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
     flushed = torch.empty(flushed_bytes(device), dtype=torch.uint8, device=device) if prepared.flushes else None
 
     def seconds() -> float:
-        """Return the seconds between two events on the GPU; the call is queued while the GPU flushes its cache."""
+        """Return the GPU time of one call. If it needs a cold cache, it is queued while the GPU flushes its cache."""
         if flushed is not None:
             flushed.zero_()
         first = Moment(device)
@@ -181,7 +181,7 @@ def product(case: ProductCase, device: torch.device) -> Call:
 
 
 def _fp8_product(case: ProductCase, device: torch.device) -> Call:
-    """Return a call of the engine's FP8 product, with operands cast in advance and, only forward, fast accumulation."""
+    """Return a call of the engine's FP8 product with operands cast in advance; only forward, accumulation is fast."""
     m, k, n = case.m, case.k, case.n
     shapes, formats = {
         "forward": (((m, k), (n, k)), (INPUT, WEIGHT)),
@@ -236,7 +236,7 @@ class AttentionChoices:
     def _measure(
         self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
     ) -> BackendTrial:
-        """Try a backend, and time it if ``timed``; raise MemoryError if memory is exhausted, unlike other failures."""
+        """Try a backend, and time it if ``timed``; raise MemoryError if the GPU's memory is exhausted."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):
@@ -350,7 +350,7 @@ def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
 
 Work = ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 6}
-"""Bytes per element of an operand, including those of bf16 from which FP8 is cast, or of fp32 for products on a CPU."""
+"""Bytes per element; for FP8, including its bf16 source or its fp32 copy for products on a CPU."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -368,7 +368,7 @@ def needed_bytes(work: Work) -> int:
 
 
 def free_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Return the bytes that this process can still allocate, by kernel and container; None if neither reports it."""
+    """Return the bytes that the kernel and the container let this process allocate; None if neither reports them."""
     return min(filter(None, (_available(meminfo), _left_in(cgroup))), default=None)
 
 

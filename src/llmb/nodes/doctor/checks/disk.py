@@ -75,7 +75,7 @@ def read_disk(source: FactSource, folder: Path, size: int) -> DiskFacts | Missin
 def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rate] | Missing:
     if "rates" in document:
         return {direction: Rate(*figures) for direction, figures in document["rates"].items()}
-    return Missing(f"writing failed: {document.get('problem') or problem or 'it ended early'}")
+    return Missing(f"writing or reading failed: {document.get('problem') or problem or 'it ended early'}")
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:

@@ -49,7 +49,6 @@ def main(folder: str, size: int, limit_s: float) -> None:
 
 
 def _is_dir(path: Path) -> bool:
-    """Return True if ``path`` is a folder that can be accessed."""
     try:
         return path.is_dir()
     except OSError:

@@ -64,7 +64,7 @@ def _governor(source: FactSource, cpus: list[str]) -> Finding:
 
 
 def _idle_states(source: FactSource) -> Finding:
-    """Check the latency of the deepest enabled idle state."""
+    """Check the exit latency of the deepest idle state that is enabled on CPU 0."""
     of, folder = rule("cpu_idle_states"), f"{CPU}/cpu0/cpuidle"
     texts = [
         (latency, source.text(f"{folder}/{state}/name") or state)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads facts about GPUs from nvidia-smi and the PCI bus.
 
-A query fails if the driver does not know one of its fields, so each kind of field has its own query.
+A query fails if the driver does not support one of its fields, so each kind of field has its own query.
 """
 
 import re

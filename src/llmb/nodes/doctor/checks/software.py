@@ -139,7 +139,7 @@ def _gpus(facts: SoftwareFacts, gpus: int) -> Finding:
 
 
 def _has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
-    """Return whether torch supports a GPU: by kernels for its major and at most its minor version, or by older PTX."""
+    """Return whether torch has kernels or PTX that run on a GPU; assume so if ``architectures`` is empty."""
     number = int(capability)
     for name in architectures:
         kind, _, digits = name.partition("_")
@@ -226,7 +226,8 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
 
 
 def enroot_folders(source: FactSource) -> dict[str, Path]:
-    """Return Enroot's folders by the name of the setting, from the environment, configuration files or defaults."""
+    """Return Enroot's folders by setting, from the environment, configuration files or defaults, if they can be
+    expanded without a shell."""
     main, more = ENROOT_CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
     lines = (line for name in files for line in (source.text(name) or "").splitlines())
@@ -239,7 +240,7 @@ def enroot_folders(source: FactSource) -> dict[str, Path]:
 
 
 def expanded(value: str, environ: Mapping[str, str]) -> Path | None:
-    """Return the path after shell expansion; None if that would need a program, or is not an absolute path."""
+    """Return the path with its variables expanded; None if that requires a shell or the path is not absolute."""
     variables = {"UID": str(os.getuid()), "EUID": str(os.geteuid()), **environ}
     for command in ("$(id -u)", "$(id --user)"):
         value = value.replace(command, variables["UID"])
