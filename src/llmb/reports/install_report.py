@@ -301,5 +301,4 @@ def _folder_name(item: Item) -> str:
 
 
 def _gib(size: int) -> str:
-    """Format a size in GiB with at least three significant digits."""
     return f"{size / GIB:,.0f}" if size >= 100 * GIB else f"{size / GIB:.3g}"

@@ -61,7 +61,6 @@ def plan_title(plan: Plan) -> str:
 
 
 def _routing(plan: Plan) -> str:
-    """Describe the routing of tokens to experts; empty for a model without them."""
     if plan.recipe.model.moe is None or not isinstance(plan, EnginePlan):
         return ""
     if plan.force_load_balancing:
@@ -153,7 +152,6 @@ def _saving_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
 
 
 def _published_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
-    """Yield the published step time, and the duration of the run at that pace."""
     expected = plan.recipe.figure
     if expected is None:
         yield "published", unknown(plan.recipe.expectations_reason or "the document has no figure")

@@ -431,7 +431,6 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
 
 
 def _differences(best: Prediction, own: Prediction) -> Table:
-    """Return a table of the differences between two predictions by term, the largest first."""
     changes = {name: abs(_of(best, name) - _of(own, name)) for name in (*own.terms, *best.terms)}
     shown = [name for name, change in changes.items() if change >= LEAST * own.seconds]
     names = [*sorted(shown, key=changes.__getitem__, reverse=True), "step"]

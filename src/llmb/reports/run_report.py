@@ -220,7 +220,6 @@ def _throughput_rows(result: Result, expected: Expectation | None) -> Iterator[R
 
 
 def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
-    """Yield the loss and the resource use."""
     if result.loss:
         yield "loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step"
     one = result.pretended
@@ -245,7 +244,6 @@ def _machine_note(machine: MachineReport | Missing) -> str:
 
 
 def _engine_rows(result: Result) -> Iterator[Row]:
-    """Yield the counts that the engine itself reports."""
     if counters := result.counters:
         note = "loss or gradient norm; the first ends a run"
         yield "non-finite steps", str(counters.non_finite_steps), "", note

@@ -79,7 +79,6 @@ def _row(runs: Sequence[EndedRun]) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None unless all values are known."""
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
 

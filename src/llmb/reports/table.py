@@ -54,7 +54,6 @@ def fields_of(record: object, *names: str) -> dict[str, Any]:
 
 
 def _named(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each name with its path."""
     for text in names:
         name, is_renamed, path = text.partition(": ")
         yield (name, path) if is_renamed else (text.rpartition(".")[2], text)

@@ -206,7 +206,6 @@ def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
 
 
 def _counted(judged: Judged) -> str:
-    """Format the number and the ids of the runs."""
     runs = _counted_runs(judged)
     of = f" of {len(judged.runs)}" if len(runs) < len(judged.runs) else ""
     count = "run" if len(judged.runs) == 1 else f"{len(runs)}{of} runs"
@@ -334,7 +333,6 @@ def signed_pct(percent: float | None) -> str:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    """Yield explanations of the values, and caveats."""
     if not comparison.rows:
         yield "No recipe was measured on both sides."
         return

@@ -159,7 +159,6 @@ def _is_slow(row: AcceptancePart) -> bool:
 
 
 def _stored_or_none(path: Path, shape: type[Shape]) -> Shape | None:
-    """Read a file of an acceptance; return None if it is missing or damaged."""
     try:
         return read_stored(path, shape)
     except (OSError, BrokenRecord):

@@ -118,7 +118,6 @@ class PartsFolder:
         return result
 
     def _kept(self, path: Path) -> PartResult | None:
-        """Read a saved result; return None if it is missing or damaged."""
         try:
             return read_stored(path, PartResult) if path.exists() else None
         except BrokenRecord:
@@ -147,7 +146,6 @@ class PartsFolder:
         )
 
     def _relay(self, process: Process) -> dict[str, Any] | None:
-        """Pass on the messages of a command, wait for its end, and return the error that it reports, if any."""
         error = None
         assert process.stderr is not None
         with process.stderr as lines:

@@ -119,7 +119,6 @@ def _resolved(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> 
 
 
 def _run_s(catalogue: Catalogue, recipe: Recipe) -> float:
-    """Estimate the seconds for one run from the published or else the predicted step time."""
     if recipe.gpu_type == CPU or recipe.size == TINY[1]:
         return TINY_S
     plan = make_plan(recipe, Choices(), device="cuda")

@@ -125,7 +125,6 @@ class _Rates:
         self.texts.append(f"attention at {reached:,.0f} TFLOP/s")
 
     def _add_links(self) -> None:
-        """Add the bandwidth of each collective at its largest message size."""
         largest: dict[str, Measurement] = {}
         for row in self.rows:
             if self._shows_links(row):

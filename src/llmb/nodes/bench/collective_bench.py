@@ -227,7 +227,6 @@ def _way(way: Way | None, row: CollectiveRow, ranks: int) -> str:
 
 
 def _figure(value: float, width: int) -> str:
-    """Format a number with as many digits as fit into ``width``."""
     forms = (f"{value:{width}.2f}", f"{value:{width}.1f}", f"{value:{width}.0f}")
     shortest = f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"
     return next((form for form in forms if len(form) <= width), shortest)

@@ -306,7 +306,6 @@ def decide(readings: Readings, rule: PairRule) -> tuple[list[NodeVerdict], list[
 
 
 def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
-    """Yield the nodes that failed alone or have no result, with the evidence."""
     for node in range(len(readings.names)):
         alone = readings.alone.get(node)
         if alone is None:
@@ -367,7 +366,6 @@ def _blame(readings: Readings, state: Suspicion) -> None:
 
 
 def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | None:
-    """Return the slow node with the largest fraction of bad pairs; None if no node is slow."""
     by_node: dict[int, list[PairReading]] = {}
     for pair in pairs:
         for node in (pair.first, pair.second):
@@ -411,7 +409,6 @@ def _verdicts(readings: Readings, state: Suspicion, rule: PairRule) -> Iterator[
 
 
 def _paths(readings: Readings, state: Suspicion) -> Iterator[str]:
-    """Yield notes on bad pairs of nodes that are both fit."""
     cleared = state.cleared()
     paths = [pair for pair in state.bad if {pair.first, pair.second} <= cleared]
     for pair in paths[:MOST_NOTES]:

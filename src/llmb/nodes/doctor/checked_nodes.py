@@ -165,7 +165,6 @@ def last_check(install: Path) -> CheckFolder:
 
 
 def _checks(install: Path, *, settings: bool) -> list[Path]:
-    """Return the folders of checks, or of settings, oldest first."""
     folders = (install / CHECKS).glob("*")
     return sorted((path for path in folders if path.name.startswith(OF_SETTINGS) is settings), key=_stamp)
 
@@ -355,7 +354,6 @@ def _last_judged(install: Path) -> JudgedNodes | None:
 
 
 def _last_checked(install: Path) -> JudgedNodes:
-    """Return the verdicts of the last check; raise NoCheck if there is none, UsageError if it cannot be read."""
     folder = last_check(install)
     try:
         result = stored(folder)

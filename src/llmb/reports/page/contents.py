@@ -243,7 +243,6 @@ def _result_tables(run: AnalyzedRun) -> Iterator[Table]:
 
 
 def _setting_tables(run: AnalyzedRun) -> Iterator[Table]:
-    """Yield all settings of the run, and its machine."""
     yield _values_table("Configuration: equal in all runs of this recipe", run.identity.configuration)
     yield _values_table("Conditions: may differ between runs", run.conditions)
     if run.record is not None:
@@ -286,7 +285,6 @@ def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
 
 
 def _advice(judged: Judged, shown: AnalyzedRun, against: str | None) -> Iterator[str]:
-    """Yield the commands that help with the verdict."""
     verdict = judged.verdict
     if verdict.verdict in BETTER or is_pretended(shown):
         return

@@ -405,7 +405,6 @@ def _source(one: Beside) -> str:
 
 
 def _marks(others: Mapping[int, Mapping[str, Beside]]) -> Iterator[Marked]:
-    """Yield the published and predicted values of all scales as marked points, by kind."""
     for kind, (color, shape, size, _) in BESIDE.items():
         found = [(float(gpus), one[kind].tokens_per_s_per_gpu) for gpus, one in others.items() if kind in one]
         if points := [(gpus, value) for gpus, value in found if value is not None]:
@@ -470,7 +469,6 @@ def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estim
 
 
 def _changed(before: AnalyzedRun, after: AnalyzedRun) -> str:
-    """Describe the differences in software and hardware between two runs in a line; empty if there are none."""
     found = (
         one
         for one in definite_differences(before.conditions, after.conditions)

@@ -46,7 +46,6 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
         raise EnvironmentProblem("a page needs jinja2, which is not installed", do=do) from error
 
     def finalize(value: Any) -> Any:  # noqa: ANN401 (any value of a template)
-        """Make strings displayable, except for our own markup."""
         return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     def drawn(name: str) -> Markup:
@@ -100,7 +99,6 @@ def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown:
 
 
 def _shown_in(svg: str, shown: Callable[[str], str]) -> str:
-    """Apply ``shown`` to every text of the SVG."""
     return re.sub(r"(?<=>)[^<>]+(?=</text>)", lambda text: shown(text[0]), svg)
 
 

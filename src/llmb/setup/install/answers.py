@@ -111,7 +111,6 @@ class Answers(Record):
     @field_validator("workloads", "suite_releases", mode="before")
     @classmethod
     def _commas_separate(cls, value: object) -> object:
-        """Split at commas, and return the names in lower case without repeats."""
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
             return value

@@ -186,7 +186,6 @@ def changes(root: Path, section: Section) -> list[str]:
 
 
 def _differences(there: Section, section: Section, above: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the key, present value and intended value of each difference."""
     for key, value in section.items():
         has = there.get(key)
         if isinstance(value, dict):

@@ -165,7 +165,6 @@ def _new_file(target: Path) -> Iterator[Path]:
 
 
 def _call(command: list[str], say: Callable[[str], None]) -> None:
-    """Print the command and run it; its output goes to standard error."""
     say(shlex.join(command))
     try:
         with started_program(command, STDERR, STDERR) as process:

@@ -191,7 +191,6 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
 
 
 def _llmb(python: Path) -> str:
-    """Return the llmb command in shell syntax."""
     script = python.with_name("llmb")
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -P -m llmb.cli.main"
 

@@ -90,8 +90,6 @@ def suite_steps(what: Installation) -> Iterator[InstallStep]:
 
 @dataclass(frozen=True, slots=True)
 class _Software:
-    """The software that one launch script needs."""
-
     what: Installation
     script: LaunchScript
     chosen: SuiteSettings
@@ -203,7 +201,6 @@ class _Software:
         return str(target)
 
     def released(self, name: str) -> Path:
-        """Return the path of a file in the checkout."""
         checkout = self.checkout()
         if checkout is None:
             what = f"the suite of {self.script.release} changed while it was read"

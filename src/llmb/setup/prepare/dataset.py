@@ -96,8 +96,6 @@ def _same_content(one: str, other: str) -> bool:
 
 
 class _Preparation:
-    """A request with everything derived from it, and its steps."""
-
     def __init__(
         self, catalogue: Catalogue, request: DatasetRequest, folders: PreparedFolders, on_count: OnCount, say: Say
     ) -> None:
@@ -140,7 +138,6 @@ class _Preparation:
 
     @contextmanager
     def _temporary_folder(self) -> Iterator[Path]:
-        """Create an empty folder, yield it, and remove it at the end."""
         path = self.folders.temporary / f"dataset-{self.source.dataset}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)

@@ -187,7 +187,6 @@ def _matches(file: str, patterns: Sequence[str]) -> bool:
 
 
 def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
-    """Return the patterns without a matching file."""
     return [pattern for pattern in needed if not any(_matches(file, [pattern]) for file in files)]
 
 
@@ -200,7 +199,6 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _explained(error: Exception, name: str, page: str) -> Refusal:
-    """Explain an error raised while downloading ``name``; ``page`` is where access is requested."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -251,7 +249,6 @@ def _gated(name: str, page: str) -> Refusal:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the HTTP status of the hub's answer; None without an answer."""
     responses = (getattr(one, "response", None) for one in (error, error.__cause__))
     return next((int(response.status_code) for response in responses if response is not None), None)
 

@@ -127,7 +127,6 @@ def _order(
 
 
 def _check_given(source: Source, workload: str, size: str, choices: PrepareChoices, site: Site) -> None:
-    """Raise UsageError if the model is neither on the hub nor specified."""
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
     is_specified = choices.skip_checkpoint and (choices.tokenizer or prepared)
     if not choices.checkpoint_source and not is_specified:

@@ -130,7 +130,6 @@ def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) ->
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if there is no such file."""
     if not path.is_file():
         return {}
     try:

@@ -73,8 +73,6 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A size of a workload to verify, with its source and its folders."""
-
     workload: str
     size: str
     source: Source
@@ -211,6 +209,5 @@ def _damaged(item: Item, damaged: list[str]) -> Item:
 
 
 def _size_of(folder: Path) -> int:
-    """Return the size of all files in a folder; links are not followed."""
     sizes = ((Path(place) / name).lstat().st_size for place, _, names in os.walk(folder) for name in names)
     return sum(sizes)

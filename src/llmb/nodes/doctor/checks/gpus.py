@@ -65,7 +65,6 @@ def _without_gpus(facts: GpuFacts, target: TargetFacts, reason: str) -> Iterator
 
 
 def _catalogued(gpus: Sequence[GpuState], target: TargetFacts) -> Gpu | None:
-    """Return the catalogue's entry for the first GPU, if there is one."""
     name = gpu_type_of(gpus[0].name or "", target.catalogue.values())
     return target.catalogue[name] if name else None
 

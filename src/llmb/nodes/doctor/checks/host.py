@@ -153,7 +153,6 @@ def _shm(source: FactSource) -> Finding:
 
 
 def _memory_errors(source: FactSource) -> Finding:
-    """Check the numbers of errors that the memory controllers counted."""
     of, folder = rule("memory_errors"), "/sys/devices/system/edac/mc"
     controllers = [name for name in source.names(folder) if re.fullmatch(r"mc\d+", name)]
     corrected = [source.number(f"{folder}/{name}/ce_count") for name in controllers]
