@@ -124,7 +124,7 @@ def test_what_is_set_and_unset_leaves_the_rest(llmb: Run, install: Path) -> None
         (("set", "vboost", "9"), "vboost cannot be '9'"),
         (("set", "environment.HF_TOKEN", TOKEN), "looks like a secret"),
         (("set", "environment.X", TOKEN), "looks like a secret"),
-        (("set", "--user", "environment.X", "y"), "environment.X is the cluster's"),
+        (("set", "--user", "environment.X", "y"), "environment.X is a setting of the cluster"),
         (("set", "install_root", "/x"), "add --user"),
         (("set", "slurm.qos", "high"), "use slurm.flags.qos or slurm.srun_flags.qos, which accepts"),
         (("unset", "slurm.flags.qos"), "slurm.flags.qos is not set in this file"),

@@ -89,7 +89,7 @@ def test_a_file_gives_a_line_for_each_and_a_bad_one_spoils_no_other(llmb: Run, t
     assert [bool(row["reason"]) for row in found] == [False, True, True, True]
     assert "not divisible by TP 3" in found[1]["reason"]
     assert found[2]["reason"] == "tp is 'many'; it must be a whole number"
-    assert found[3]["reason"] == "size is missing"
+    assert found[3]["reason"] == "column size is missing or empty"
     documents = json.loads(llmb("predict", "--file", str(file), "--json").stdout)
     assert [each["line"] for each in documents] == [2, 3, 4, 5]
     file.write_text("workload,nodes\npretrain_llama3.1,8\n")

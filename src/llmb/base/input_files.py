@@ -99,9 +99,9 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
     except FileNotFoundError as error:
         raise UsageError("no such file or directory", where=str(path), do=do) from error
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    except ValueError as error:  # the path holds a null character
-        raise UsageError(f"cannot be read: {error}", where=str(path)) from error
+        raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+    except ValueError as error:  # the path contains a null character
+        raise UsageError(f"the file cannot be read: {error}", where=str(path)) from error
 
 
 def parse_path(text: str | Path) -> Path:
@@ -123,7 +123,7 @@ def check_reachable(path: Path) -> None:
         if stat.S_ISDIR(path.stat().st_mode):
             (path / "..").stat()
     except PermissionError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"the path cannot be read: {error.strerror}", where=str(path)) from error
     except (OSError, ValueError):
         return  # the code that uses the path reports other errors
 
@@ -136,8 +136,8 @@ def not_regular(mode: int) -> str | None:
 
 
 def check_values(text: bytes, most: int = MOST_VALUES) -> None:
-    """Raise ValueError if JSON has more than ``most`` values. A megabyte can have half a million, which compress to a
-    hundred bytes; while they are parsed, each needs some hundred bytes, or a thousand if it is invalid.
+    """Raise ValueError if JSON has more than ``most`` commas and opening brackets, and so perhaps as many values. In a
+    file, a value may have two bytes; parsed, it has about 100, or 1,000 if it is invalid.
     """
     if sum(map(text.count, (b",", b"{", b"["))) > most:
         raise ValueError(f"it has more than {most:,} values")
@@ -148,7 +148,7 @@ def list_folder(path: Path) -> list[Path]:
     try:
         return list(path.iterdir())
     except OSError as error:
-        raise UsageError(f"cannot be listed: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"the folder cannot be listed: {error.strerror}", where=str(path)) from error
 
 
 def read_text_file(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
@@ -157,4 +157,4 @@ def read_text_file(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
         try:
             return read_up_to(stream, most_bytes, path)
         except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error

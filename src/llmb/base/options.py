@@ -193,8 +193,8 @@ class Option:
                 yield from (yes, str(item))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """Convert a parsed value to that of the field: to lower case if case is ignored, to an absolute path for a
-        path. Raise UsageError if a path looks like a secret."""
+        """Convert a parsed value to that of the field: to lower case if case is ignored, to False for a ``--no-`` flag,
+        to an absolute path for a folder. Raise UsageError if a path looks like a secret."""
         if isinstance(given, str) and self.form.any_case:
             return given.lower()
         if self.negates:

@@ -24,7 +24,7 @@ def ending_with_this(command: Sequence[str]) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Have Linux kill this process when the thread that started it ends. This survives exec, but not fork."""
+    """Have Linux kill this process when the thread that started it ends; exec keeps the setting, fork does not."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -45,7 +45,7 @@ def has_ended(pid: int) -> bool:
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     end_with_parent()
-    if has_ended(parent):  # before the kernel was asked
+    if has_ended(parent):  # before the request to the kernel
         sys.exit(GONE)
     os.execvp(command[0], command)  # noqa: S606 (a list, never a shell)
 

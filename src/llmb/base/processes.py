@@ -46,8 +46,8 @@ class SignalGate:
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[SignalGate]:
-    """Raise Interrupted for the first signal that ends a run, once the gate is open; ignore further signals. Otherwise
-    a signal during the start of a process would leave that process behind.
+    """Raise Interrupted for the first signal that ends a run, once the gate is open; ignore further signals. Without
+    the gate, a signal during the start of a process would leave that process behind.
     """
     gate = SignalGate()
     previous = {number: signal.signal(number, gate.take) for number in ENDING}
@@ -109,7 +109,7 @@ def waiting_for(process: Process) -> threading.Event:
 
 
 def end_stalled(process: Process) -> None:
-    """Wait until workers that end themselves, and their launcher, have reported; then end what is left."""
+    """Wait up to ``GRACE_S`` for workers to end themselves, and for their launcher; then end all that are left."""
     wait_for_stopped(process)
     if process.poll() is None:
         end_tree(process)
@@ -133,7 +133,7 @@ def end_tree(process: Process) -> None:
 
 
 def wait_for_stopped(process: Process) -> None:
-    """Wait up to ``GRACE_S`` for ``process`` to end its children, and resume suspended ones so that they can end."""
+    """Wait up to ``GRACE_S`` for ``process`` to end; resume suspended descendants, so that they can end too."""
     end = time.monotonic() + GRACE_S
     while time.monotonic() < end:
         for pid in family(process.pid):

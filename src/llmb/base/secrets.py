@@ -122,7 +122,7 @@ def _is_secret_name(name: str, value: str) -> bool:
 
 
 def _is_secret(name: str, value: str, mark: str) -> bool:
-    """Return whether the value beside a name in a log is a secret; numbers of tokens and special tokens are not."""
+    """Return whether a value in a log is a secret by its name; counts of tokens and words after ``key:`` are not."""
     if _secret_name(name) is None or value.casefold() in _NO_VALUES:
         return False
     if name.casefold() in _WORDS:

@@ -19,13 +19,13 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return text with its line ends and tabs, and with other control characters as their escapes."""
+    """Return text with control characters escaped, except line feeds and tabs."""
     return _CONTROL_IN_LINES.sub(_escape, text)
 
 
 def csv_value(value: object) -> object:
-    """Return a value that is safe in a CSV file: control characters are escaped, and text that a spreadsheet would take
-    for a formula begins with an apostrophe.
+    """Return a value that is safe in a CSV file: control characters are escaped, and an apostrophe precedes text
+    that a spreadsheet would treat as a formula.
     """
     if not isinstance(value, str):
         return value

@@ -77,7 +77,7 @@ LEAST_SPREAD = 0.001
 """Minimum spread, relative to the level: logs print two to four digits, and equal values have no spread."""
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
-"""Number on each side; up to this many outliers in a row are still a spike."""
+"""Number of neighbors on each side of a step; up to this many outliers in a row are a spike."""
 
 
 def level_and_spread(values: Series) -> tuple[float, float, float]:
@@ -98,7 +98,7 @@ def despike(values: Series) -> Floats:
     padded = np.concatenate((array[half:0:-1], array, array[-2 : -half - 2 : -1]))
     windows = sliding_window_view(padded, 2 * half + 1)
     running = np.sort(windows, axis=1)[:, half]
-    # Without the value itself, for the rest to the median of all seven is often 0.
+    # Without the value itself, because its difference from the median of all seven is often 0.
     others = np.sort(windows[:, [*range(half), *range(half + 1, 2 * half + 1)]], axis=1)
     rest = array - others[:, half - 1 : half + 1].mean(axis=1)
     level, below, above = level_and_spread(rest)

@@ -16,14 +16,14 @@ LONGEST_S = 1800.0
 MOST_BYTES = 32 * 2**20
 """Limit of output and errors together: squeue prints about 1 MB for 10,000 jobs."""
 LAST_WORDS = 200
-"""Characters of a program's last line to use as its answer."""
+"""Maximum length of a program's last line in a message."""
 GRACE_S = 2.0
 """Seconds that a program has to end after SIGTERM, and again after SIGKILL."""
 PAUSE_S = 0.05
 """Seconds between checks whether a program has ended while other processes keep its output open."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
-"""Never a real value: int() rejects it, and patterns that match numbers take hours for it."""
+"""Never a real value: int() rejects thousands of digits, and some patterns take hours to match them."""
 
 
 class Output(NamedTuple):

@@ -32,7 +32,7 @@ def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) 
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):
             what = f"this belongs to another user, {_name(owner)}; llmb would act on it as {_name(os.geteuid())}"
-            raise UsageError(what, where=str(path), do=do or "read it, and use a copy of your own")
+            raise UsageError(what, where=str(path), do=do or "check its content, and use your own copy")
 
 
 def foreign_link(path: Path) -> Path | None:
@@ -57,7 +57,7 @@ def check_links(path: Path) -> None:
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Raise UsageError if removing ``path`` would remove something outside ``root``, once links are resolved."""
+    """Raise UsageError if removing ``path`` would remove ``root`` or something outside it, once links are resolved."""
     below = path.parent.resolve()
     if path.name in ("", "..") or path == root or not below.is_relative_to(root.resolve()):
         do = "nothing was removed there; inspect the path, and remove it yourself if you do not need it"

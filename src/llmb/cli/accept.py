@@ -158,7 +158,6 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
 
 
 def _relay(line: str) -> None:
-    """Print a message of this command, or a line of a subcommand that already has a prefix."""
     sys.stderr.write(f"{line}\n")
 
 

@@ -193,7 +193,6 @@ def _checked(function: Callable[Parameters, Returned]) -> Callable[Parameters, R
 
 
 def _type_text(annotation: Any) -> str:  # noqa: ANN401 (of any type)
-    """Format the type of an argument for an error message."""
     if origin := get_origin(annotation):
         if origin in (UnionType, Union):  # Union if a member is a Literal
             return " or ".join(map(_type_text, get_args(annotation)))
@@ -491,7 +490,8 @@ def report(
     """
     path = parse_path(output)
     if path.suffix not in _PAGES:
-        raise UsageError(f"the page {path.name} has an unknown file extension", choices=_PAGES, do="change output")
+        do = "pass an output that ends with one of these"
+        raise UsageError(f"output {path.name} has an unknown file extension", choices=_PAGES, do=do)
     selectors = [str(runs)] if isinstance(runs, str | Path) else None if runs is None else [*runs]
     install = install_root(os.environ, Path.cwd())
     chosen = None if against is None else str(against)
@@ -506,8 +506,7 @@ _PAGES: Mapping[str, Form] = {".html": "html", ".md": "md", ".pdf": "pdf"}
 def _requested(
     options: Mapping[str, Any], workload: str | None, size: str | None, *more: type
 ) -> tuple[ModelRequest, dict[str, Any]]:
-    """Return the request, and the values by name of the option; raise UsageError for an unknown option or a value of
-    the wrong type."""
+    """Return the request and the values by option; raise UsageError for an unknown option or a wrong type."""
     known = {key: option for option in options_of(ModelRequest, *more).values() for key in option.keys}
     values: dict[str, Any] = {}
     for name, value in {**options, "workload": workload, "size": size}.items():

@@ -55,7 +55,7 @@ Dtypes = Annotated[
 Seconds = Annotated[
     float,
     typer.Option(
-        "--seconds", min=0, help="Repeat one case for this many seconds, too, and report the last third; 0: off."
+        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: off."
     ),
 ]
 Sizes = Annotated[list[str] | None, typer.Option("--size", help="Size with a unit, such as 64MiB or 1GB. Repeatable.")]

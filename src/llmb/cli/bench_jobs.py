@@ -382,7 +382,6 @@ def _show(measured: MeasurementFile, table: str, *, json: bool) -> None:
 
 
 def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
-    """Print the paths of the files; raise RunFailed if a result is wrong or if memory ran out."""
     say(f"saved to {', '.join(kept)}")
     raise_if_wrong(measured)
     raise_if_incomplete(measured)

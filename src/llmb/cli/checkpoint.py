@@ -36,7 +36,10 @@ Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of llmb, the folder above 'weights'.")
 ]
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Number of processes; each needs about 1 GB of memory.")
+    int | None,
+    typer.Option(
+        "--processes", min=1, help="Processes, each with about 1 GB of memory. Default: one per core, up to 8."
+    ),
 ]
 MaxFileSize = Annotated[
     str, typer.Option("--max-file-size", help="Maximum size of a checkpoint file; imports are resumed file by file.")

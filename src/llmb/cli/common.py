@@ -28,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 def _check_folder(path: Path | None) -> Path | None:
     """Raise UsageError if the folder of ``path`` does not exist: the result may be written hours later."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError("the folder of --junit does not exist", where=str(path), do="create it, or change --junit")
+        raise UsageError("the folder of --junit does not exist", where=str(path), do="create it, or pass another file")
     return path
 
 
@@ -174,7 +174,7 @@ def _result_in(path: Path) -> Iterator[None]:
     may_write = os.access(target, os.W_OK) if special else os.access(target.parent, os.W_OK | os.X_OK)
     if target.is_dir() or not may_write:
         what = "it is a folder" if target.is_dir() else "its folder does not exist, or is not writable"
-        raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="change --output")
+        raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="pass another --output")
     result = TextIOWrapper(BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
     try:
         with redirect_stdout(result):
@@ -188,10 +188,8 @@ def _result_in(path: Path) -> Iterator[None]:
                 else:
                     write_atomically(target, text, errors="surrogateescape")
             except OSError as error:
-                do = "pass another file with --output"
-                raise EnvironmentProblem(
-                    f"cannot write the result: {error.strerror}", where=str(target), do=do
-                ) from error
+                what, do = f"the result cannot be written: {error.strerror}", "pass another file with --output"
+                raise EnvironmentProblem(what, where=str(target), do=do) from error
 
 
 class CommandGroup(TyperGroup):

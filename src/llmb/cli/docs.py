@@ -85,7 +85,6 @@ def search_pages(text: str) -> list[tuple[DocPage, str]]:
 
 
 def _held(text: str, words: list[str]) -> int:
-    """Return how many of the words the text contains."""
     return sum(word in text.lower() for word in words)
 
 

@@ -62,7 +62,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Options for the check of one node."""
+    """Options for the checks of each node."""
 
     only: Annotated[
         list[str] | None,
@@ -200,7 +200,7 @@ def doctor(
         without: dict[str, object] = {"--only": asked.only, "--gpu-type": asked.gpu_type, "--gpus": asked.gpus}
         without |= {"--no-disk": checked.no_disk, "--last": several.last, "--junit": output.junit}
         if given := [name for name, value in without.items() if value]:
-            raise UsageError(f"--against cannot be combined with {', '.join(given)}", do="pass only one")
+            raise UsageError(f"--against cannot be combined with {', '.join(given)}", do="omit --against or the rest")
         compare_settings(install, against, several, fail_on_drift=fail_on_drift, json=output.json)
     elif fail_on_drift:
         raise UsageError("--fail-on-drift requires --against", do="add --against, or omit --fail-on-drift")
@@ -276,12 +276,12 @@ def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> No
 def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
     """Print the last result of several nodes; raise UsageError if there is none, RunFailed if a node is unfit."""
     if several.partition or several.every:
-        raise UsageError("--last can only be combined with --nodes", do="omit --partition and --all")
+        raise UsageError("--last needs no --partition or --all", do="omit them, or pass --nodes to select nodes")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot be read: {error.strerror}", where=str(folder.path)) from error
+        raise EnvironmentProblem(f"the last check cannot be read: {error.strerror}", where=str(folder.path)) from error
     if (listed := several.listed) is not None:
         names = listed_names(listed, listed, scheduler)
         reports = {report.node: report for report in result.reports}
@@ -293,8 +293,7 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
 
 
 def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
-    """Return the states of the listed nodes, or of the usable nodes of a partition or the cluster; report unusable
-    ones."""
+    """Return the states of the listed nodes, or of a partition's or the cluster's usable nodes; report the others."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:

@@ -178,7 +178,6 @@ def install(
 
 
 def _answers(given: Answers, around: Surroundings, *, asks: bool, confirm: bool) -> Answers:
-    """Return all answers, reviewed by the user if ``confirm`` is set."""
     answers = completed(given, around, ask if asks else None)
     if not confirm:
         return answers

@@ -87,7 +87,7 @@ def _print_as_reference(
     """Print the output of the reference suite's script; raise RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
-        raise UsageError(f"--compat requires steps A-B, not the window '{window}'", do=f"pass steps, such as {WINDOW}")
+        raise UsageError(f"--compat requires steps, not --window {window}", do=f"pass --window A-B, such as {WINDOW}")
     if len(folders) > 1:
         raise UsageError("--compat accepts only one folder", do="run the command once per folder")
     folder = folders[0] if folders else DIRECTORY
@@ -123,7 +123,7 @@ Paths = Annotated[
     typer.Argument(
         metavar="[DIR]...",
         help="Folders with *.out files, logs, or runs by id or label. Default: 'experiments' here, else the install "
-        "root.",
+        "root's 'workloads', else this folder.",
     ),
 ]
 Group = Annotated[
@@ -247,7 +247,7 @@ def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
 
 
 def _default_root() -> Path:
-    """Return the default folder of logs: ``experiments`` in the current folder, else that of the install root."""
+    """Return the default folder of logs: ``experiments``, else ``workloads`` of the install root, else this folder."""
     here = Path("experiments")
     if here.is_dir():
         return here

@@ -74,7 +74,8 @@ Calibrate = Annotated[
     typer.Option(
         "--calibrate",
         metavar="RUN|FILE",
-        help="A run with the same GPU type and dtype, or a file or the folder of 'llmb bench'.",
+        help="Calibrate with this run (same GPU type and dtype), or with measurements of 'llmb bench': a file, or a "
+        "node's folder.",
     ),
 ]
 Layouts = Annotated[
@@ -378,8 +379,9 @@ def plan_with(
     recipe = resolve(catalogue, replace(request, overrides=Overrides(**work)), check=False)
     _check_gpu(recipe, catalogue)
     start = plan_to_search(recipe, choices)
-    if why := why_not_estimated(start) or ("sequence_parallel" in sizes and "it needs sequence parallelism"):
-        raise UsageError(f"layouts cannot be compared: {why}", do="omit the options that cannot be estimated")
+    unsupported = "the search needs sequence parallelism, without --no-sequence-parallel"
+    if why := why_not_estimated(start) or ("sequence_parallel" in sizes and unsupported):
+        raise UsageError(f"layouts cannot be compared: {why}", do="omit this option")
     ways = {
         "recompute": choices.recompute if explicit_recompute else None,
         **parallelism.model_dump(),

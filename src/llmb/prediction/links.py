@@ -9,15 +9,15 @@ from llmb.prediction.work import Messages
 from llmb.runs.choices import Replicas
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
-"""Base latency of a ring with the protocol Simple, and latency of a step (NCCL, src/graph/tuning.cc at 01afd20)."""
+"""Seconds that a ring of NCCL takes to start and per hop (protocol Simple, src/graph/tuning.cc at 01afd20)."""
 BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
-"""Parameters per bucket: the larger of the first, and the second times the data-parallel ranks (Megatron-core,
+"""Parameters per bucket: at least ``BUCKET``, and ``BUCKET_OF_REPLICA`` per data-parallel rank (Megatron-core,
 distributed_data_parallel.py, bucket_size)."""
 
 
 class Links:
-    """The links of the ranks of a layout. nvlink_share, network_share: the attained share of nominal bandwidth;
-    measured: bytes per second within an NVLink domain, by kind of message."""
+    """The links between the ranks of a layout. nvlink_share, network_share: attained fractions of nominal bandwidth.
+    measured: bytes per second within an NVLink domain by kind of message, which replace those of NVLink."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Links:
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """The ranks of each group, and how many of them share an NVLink domain."""
+        """Number of ranks of each group, and of those in one NVLink domain, by the name of the group."""
         layout, domain = self.layout, self.gpu.nvlink_domain_gpus
         dense, experts = layout.dp * layout.cp // self.replicas.dense, layout.edp // self.replicas.experts
         found = {
@@ -51,7 +51,7 @@ class Links:
         return {name: (ranks, max(1, min(ranks, domain // stride))) for name, (ranks, stride) in found.items()}
 
     def travel(self, message: Messages) -> float:
-        """Return the seconds of messages, with the latency of rings."""
+        """Return the seconds that messages take on the links, including latency; 0 in a group of one rank."""
         ranks, within = self.groups[message.group]
         if ranks == 1:
             return 0.0
@@ -65,7 +65,7 @@ class Links:
             return message.number * (latency + volume * (ranks - 1) / ranks / nvlink)
         if message.kind == "all_to_all":
             beyond = volume * (nodes - 1) / nodes
-            if message.copies:  # to experts of one node, of which one crosses the network
+            if message.copies:  # of a token's copies for experts on one node, one crosses the network
                 beyond *= nodes * (1 - (1 - 1 / nodes) ** message.copies) / message.copies
             return message.number * (latency + max(beyond / self.network, volume * (within - 1) / ranks / nvlink))
         # Each member of the group in a node uses its own adapter.
@@ -73,7 +73,7 @@ class Links:
         return message.number * (latency + volume * (ranks - 1) / ranks / link)
 
     def bucket_latency(self, message: Messages, elements: int) -> float:
-        """Return the latency of all buckets but the first, whose latency is in ``travel``."""
+        """Return the seconds of network hops of all buckets except the first, which ``travel`` includes."""
         ranks, within = self.groups[message.group]
         buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))
         return (buckets - 1) * (-(-ranks // within) - 1) * NETWORK_HOP_S

@@ -2,8 +2,8 @@
 """Memory of a run's ranks in closed form: the figures of the engine's account, computed in milliseconds.
 
 Every term is a tensor of the engine, whose size follows from the model's parts on a rank; nothing is fitted. A rank
-peaks at one of three moments: at the loss, when every micro-batch in flight holds its saved activations; in the
-backward pass of a block, on stages without a loss; or when the gradients of a step are complete and reduced.
+peaks at the loss, when every micro-batch in flight holds its saved activations; in the backward pass of a block, on
+stages without a loss; when the gradients of a step are reduced; or in the update.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,12 +28,14 @@ DOUBT = 0.05
 def why_not_estimated(plan: EnginePlan) -> str | None:
     """Return why the memory of a plan cannot be estimated; None if it can."""
     layout = plan.recipe.layout
-    if plan.recipe.dtype is Dtype.FP32 or not plan.compiled:
-        return "only compiled blocks in bf16 and FP8 are estimated"
+    if plan.recipe.dtype is Dtype.FP32:
+        return "memory in fp32 (--dtype fp32, or a CPU) is not estimated"
+    if not plan.compiled:
+        return "the memory of blocks that are not compiled (--no-compile, or a CPU) is not estimated"
     if plan.attention_backend == "math":
-        return "attention without a fused kernel is not estimated"
+        return "the memory of attention without a fused kernel (--attention-backend math) is not estimated"
     if not layout.sequence_parallel:
-        return "tensor parallelism without sequence parallelism is not estimated"
+        return "the memory of a layout without sequence parallelism (--no-sequence-parallel) is not estimated"
     return None
 
 
@@ -59,7 +61,7 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
 
 
 def estimate_here(plan: Plan) -> MemoryUse | None:
-    """Return the estimate; None for other programs, CPUs, unknown GPUs and unsupported settings."""
+    """Return the estimate of a run of llmb's engine on known GPUs; None for others and for unsupported settings."""
     if not isinstance(plan, EnginePlan) or plan.declared_origin or plan.device != "cuda":
         return None
     return None if plan.recipe.gpu_memory_gb is None or why_not_estimated(plan) else estimate(plan)
@@ -71,7 +73,7 @@ def clearly_fits(use: MemoryUse) -> bool:
 
 
 def settle_sharding(plan: EnginePlan, requested: Parallelism) -> EnginePlan:
-    """Use ZeRO-1, as published runs do, if the plan then clearly fits.
+    """Return the plan with ZeRO-1, as in published runs, if it then clearly fits.
 
     Sharding that is ``requested``, and any but ``full`` over all ranks, stays as it is.
     """
@@ -112,8 +114,6 @@ class _SentBlock(NamedTuple):
 
 
 class _Rank:
-    """One rank of a pipeline."""
-
     def __init__(self, plan: EnginePlan, pp_rank: int, sizes: Sizes, layers: Sequence[Sequence[int]]) -> None:
         self.plan, self.pp_rank, self.sizes = plan, pp_rank, sizes
         layout = plan.recipe.layout
@@ -132,14 +132,13 @@ class _Rank:
         self.expert_pieces = layout.edp // replicas.experts if shared else 1
 
     def ends(self) -> int:
-        """Count the elements outside of blocks."""
         return self.first_table() + self.last_table()
 
     def first_table(self) -> int:
         return self.is_first * self.sizes.vocabulary * self.sizes.hidden
 
     def last_table(self) -> int:
-        """Count the elements of the output table and the norm before it."""
+        """Count the elements of the output table, the norm before it, and parts that predict further tokens."""
         tied = self.is_first and self.plan.recipe.model.tied_embeddings
         table = self.sizes.multi_token(self.layout.pp) + (0 if tied else self.sizes.vocabulary * self.sizes.hidden)
         return self.is_last * (self.sizes.norm + table)
@@ -317,7 +316,7 @@ class _Rank:
         }
 
     def _moments_of_blocks(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the bytes of gathered parameters, gradients and activations.
+        """Yield the bytes of gathered parameters, gradients and activations at moments that may be the peak.
 
         Parameters are gathered into a buffer and copied out; in a forward pass the buffer stays until the next block is
         copied, while the block after it is gathered. Experts are copied twice, to reorder them. With one micro-batch a
@@ -386,7 +385,7 @@ class _Rank:
         return max(states, key=_total)
 
     def _moments_of_reduction(self) -> Iterator[tuple[int, int]]:
-        """Yield the bytes of gradients, and of activations with reduced gradients; at last after all passes.
+        """Yield the bytes of gradients, and of activations and reduced gradients; the last pair is after all passes.
 
         Gradients are copied into buckets. The copies of two blocks exist at a time, and accumulated gradients stay;
         other stages hold their last micro-batches.

@@ -32,12 +32,12 @@ from llmb.runs.experiment import ENGINE
 from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 
 CHECKED_GPU = "h100"
-"""The GPU type of all steps that rates are fitted to."""
+"""The GPU type of the published steps behind the errors ``model`` and ``release``."""
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
 CHECKED_SEQ_LEN, CHECKED_CP, CHECKED_GPUS = 8192, 2, 2304
-"""The largest of published steps."""
+"""The largest values of published steps."""
 LEAST_NVLINK_GB_S = 400
-"""Slower than any NVLink between all GPUs of a node; PCI Express has 128."""
+"""Below any NVLink that connects all GPUs of a node, and above PCI Express, which has 128."""
 DOCUMENTS, LLMB, BRIDGE = "documents", "llmb", "megatron-bridge"
 TORCHTITAN = "torchtitan"
 SOFTWARE_OF_PROGRAMS = {
@@ -64,10 +64,11 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Scales predictions by a measurement, or not at all.
+    """The rates of predictions, and the measurement that scales them, if any.
 
-    software: whose overlap and fusion the rates have. factor: multiplies predicted steps; computes: only their
-    computation. machine: rates measured by kind. error: the name of an expected error in the catalogue.
+    software: that with the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only computation and
+    bubble if ``computes``. machine: measurements that refine the rates. error: ``model`` if the case of a prediction
+    decides its expected error; else the name of that error.
     """
 
     text: str
@@ -81,13 +82,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds by cause, which sum to the step."""
+    """The predicted step of a plan. terms: seconds by cause, which sum to the step."""
 
     plan: EnginePlan
     terms: Mapping[str, float]
     calibration: Calibration
     errors: Mapping[str, ExpectedError]
-    """Expected errors by name: the fraction by which the step may be longer or shorter."""
+    """Expected errors by name."""
 
     @cached_property
     def seconds(self) -> float:
@@ -105,12 +106,12 @@ class Prediction:
 
     @property
     def unvalidated(self) -> tuple[str, ...]:
-        """The errors that no published step measures."""
+        """Descriptions of the errors that are assumed, because no published step measures them."""
         return tuple(each.text for each in self.errors.values() if each.rows is None)
 
 
 def interval_s(seconds: float, errors: Iterable[ExpectedError]) -> tuple[float, float]:
-    """Return the 95 % interval of a predicted step: independent errors, added in quadrature on either side."""
+    """Return the 95 % interval of a predicted step. Errors are independent: their logarithms add in quadrature."""
     known = [*errors]
     shorter = math.hypot(*(-math.log1p(-each.shorter_pct / 100) for each in known))
     longer = math.hypot(*(math.log1p(each.longer_pct / 100) for each in known))
@@ -118,11 +119,11 @@ def interval_s(seconds: float, errors: Iterable[ExpectedError]) -> tuple[float, 
 
 
 COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE}
-"""Terms that a single rank calibrates; a bubble consists mostly of them."""
+"""Terms that a rank alone calibrates, and the bubble, which consists mostly of them."""
 
 
 def rates_of(rates: RatesFile, software: str = DOCUMENTS) -> Rates:
-    """Return the rates of work, links and of what ``software`` hides. Raises UsageError if it is unknown."""
+    """Return the rates of work and links, and of overlap in ``software``. Raises UsageError if that is unknown."""
     if software not in rates.software:
         raise UsageError(f"unknown software '{software}'", choices=rates.software)
     values = {name: rate.value for name, rate in (rates.rates | rates.links).items()}
@@ -137,7 +138,7 @@ def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibrat
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
-    """Return the rates of a chip, whose efficiency relative to an H100's is of products and memory alone."""
+    """Return rates with those of ``CHIP`` divided by the chip's efficiency relative to an H100; None: 1."""
     return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 
@@ -193,17 +194,18 @@ def predict(
 
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
-    """Return the plan in which every rank computes and exchanges the rows of experts of the fullest rank: ``imbalance``
-    times the mean, as with that capacity factor. Raises UsageError if the ranks of ``plan`` cannot differ as much.
+    """Return the plan with the load of the fullest rank on every rank: ``imbalance`` times the mean number of experts'
+    rows, as with this capacity factor. None changes nothing. Raises UsageError if ranks of ``plan`` cannot differ so.
     """
     if imbalance is None:
         return plan
     if plan.recipe.model.moe is None or plan.recipe.layout.ep == 1:
-        raise UsageError("--imbalance is for experts that are distributed over ranks", do="add --ep, or omit it")
+        do = "use a model with experts and an --ep above 1, or omit --imbalance"
+        raise UsageError("--imbalance is for experts that are distributed over ranks", do=do)
     if plan.force_load_balancing or plan.capacity_factor is not None:
         raise UsageError(
-            "--imbalance is for experts whose number of rows depends on the tokens, but all compute as many here",
-            do="omit it, or add --capacity-factor 0",
+            "--imbalance needs experts whose number of rows depends on the tokens; here it is equal for all experts",
+            do="pass --capacity-factor 0 without --force-load-balancing, or omit --imbalance",
         )
     if imbalance > plan.recipe.layout.ep:
         most = plan.recipe.layout.ep
@@ -217,7 +219,7 @@ def usual_software(recipe: Recipe) -> str:
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan, software: str) -> PredictedStep | None:
-    """Predict a step of ``software``; None for CPUs, unknown GPUs, unsupported dtypes and a rank that runs alone."""
+    """Predict a step of ``software``; None for a CPU, an unknown GPU, a rank alone, or a ``why_not_predicted``."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None
@@ -231,8 +233,8 @@ def predicted_seconds(catalogue: Catalogue, plan: EnginePlan, software: str) -> 
 
 
 def error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> list[str]:
-    """Return the names of the errors of a prediction: one for its case, and one for each aspect without any step."""
-    if calibration.error == "recipe":  # a run of the same recipe has the same of everything
+    """Return the names of the expected errors: of the case or calibration, and of aspects that few steps cover."""
+    if calibration.error == "recipe":  # the calibration run has all aspects of the plan
         return ["recipe"]
     names = [calibration.error] if calibration.error == "node" else [error_case(plan, gpu, calibration.software)]
     if calibration.error == "bench":
@@ -241,7 +243,7 @@ def error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> list[st
 
 
 def error_case(plan: EnginePlan, gpu: Gpu, software: str) -> str:
-    """Return the name of the narrowest error that published steps, or nothing, tell about such a prediction."""
+    """Return the name of the expected error for this software, model and GPU type."""
     by_nvidia = software in (DOCUMENTS, BRIDGE)
     if not by_nvidia:
         return LLMB if software == LLMB else "engines"
@@ -275,12 +277,12 @@ def _aspects(plan: EnginePlan, gpu: Gpu) -> Iterator[str]:
 RECIPE = ("workload", "size", "dtype", "gpu_type", "scale", "release")
 SIZES = tuple(name for name in Layout.model_fields if name in Overrides.model_fields)
 COLUMNS = (*RECIPE, "gpus", *(name for name in SIZES if name != "sequence_parallel"))
-"""A file may lack all but ``workload`` and ``size``, or leave them empty."""
+"""Columns of a file; all except ``workload`` and ``size`` may be missing or empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A line of the file, and its prediction or the reason for its absence."""
+    """A line of the file, and its prediction or the error that prevented it."""
 
     line: int
     columns: Mapping[str, str]
@@ -298,7 +300,7 @@ def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Ite
         if "scale" in values:
             values["scale"] = _whole("scale", values["scale"])
         if missing := [name for name in ("workload", "size") if name not in values]:
-            raise UsageError(f"{missing[0]} is missing")
+            raise UsageError(f"column {missing[0]} is missing or empty")
         return make_plan(resolve(catalogue, Request(**values)), Choices(), device="cuda", trains=False)
 
     caches: dict[tuple[object, ...], StepCache] = {}

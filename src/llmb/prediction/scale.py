@@ -24,7 +24,7 @@ Scaling = Literal["weak", "strong"]
 @dataclass(frozen=True, slots=True)
 class ScaledStep:
     """One scale of a curve. efficiency: throughput per GPU relative to the first scale; grew: the term whose share of
-    the step grew most since then, None at the first."""
+    the step grew most since the first scale, and that growth; None if none grew."""
 
     prediction: Prediction
     efficiency: float
@@ -37,7 +37,7 @@ class ScaledStep:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Predicted steps at doubling scales. ends: the reason why they stop."""
+    """Predicted steps at doubling scales. ends: the reason why the last scale is the largest."""
 
     scales: tuple[ScaledStep, ...]
     ends: str
@@ -130,7 +130,7 @@ def _grew(first: Prediction, now: Prediction) -> tuple[str, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The fraction of time spent on training that is kept, with checkpoints at the optimal interval."""
+    """part: the fraction of time spent on steps that are not lost, with checkpoints at the optimal interval."""
 
     part: float
     interval_s: float
@@ -150,7 +150,7 @@ def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Go
 
 
 def joules_per_token(prediction: Prediction, gpu: Gpu) -> float | None:
-    """Return an upper bound, with all GPUs at their power limit, and for GPUs only. None if the limit is unknown."""
+    """Return the energy per token of GPUs at their power limit, an upper bound; None if the limit is unknown."""
     layout = prediction.plan.recipe.layout
     if gpu.tdp_w is None:
         return None

@@ -73,7 +73,7 @@ def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted, constraints: 
 
 
 def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
-    """Search all layouts with the model, GPUs, batch and sequence length of ``plan``, whose own may be invalid.
+    """Search all layouts with the model, GPUs, batch and sequence length of ``plan``, whose layout may be invalid.
 
     For each layout, recompute and sharding modes are tried from the fastest until one fits. Raises UsageError if
     memory or time cannot be predicted.
@@ -138,7 +138,7 @@ def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Ca
 
 
 def _admits(constraints: Constraints, use: MemoryUse) -> bool:
-    """Return whether it clearly fits, also within ``max_memory_gib``."""
+    """Return whether the memory clearly fits the GPU, and the limit ``max_memory_gib`` if set."""
     return clearly_fits(use) and use.needed_gib <= constraints.get("max_memory_gib", use.needed_gib)
 
 
@@ -158,7 +158,7 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
-    """Yield all valid layouts, and count the others in ``left_out``."""
+    """Yield all valid layouts, and count the others in ``left_out`` by reason."""
     recipe = plan.recipe
     base = recipe.layout
     for sizes in _sizes(recipe.model, base, constraints):
@@ -187,7 +187,7 @@ def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dic
 
 def _splits(layers: int, pp: int, constraints: Constraints, *, uneven: bool) -> Iterator[dict[str, Any]]:
     """Yield virtual stages that divide the layers. The first and the last stage may have one layer less, for the
-    embedding and the loss, or the number that the constraints set; ``uneven``: the layers need not divide."""
+    embedding and the loss, or the number that the constraints set. ``uneven``: stages may have unequal layers."""
     ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
     has_own = any(name in constraints for name in ENDS)
     if pp == 1 or has_own or layers % pp == 0 or (uneven and pp <= layers):
@@ -274,8 +274,7 @@ def _slower_pct(plan: EnginePlan, changed: EnginePlan, step_time: StepTime) -> f
 
 
 def _fitting(plan: EnginePlan, changes: tuple[_Change, ...]) -> tuple[EnginePlan, float] | None:
-    """Return the plan with these changes and the GiB of its fullest rank; None if it does not fit, or if they exclude
-    each other."""
+    """Return the changed plan and the GiB of its fullest rank; None if it does not fit, or changes conflict."""
     changed: EnginePlan | None = plan
     for change in changes:
         changed = change.apply(changed) if changed else None

@@ -14,11 +14,11 @@ from llmb.catalogue.throughput import MATRICES
 from llmb.runs.plan import EnginePlan
 
 BF16, FP32 = 2, 4
-"""Bytes of an element; of FP8 it is one."""
+"""Bytes per element; FP8 has one."""
 
 
 class Product(NamedTuple):
-    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: number of experts in one batch."""
+    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: number of such products in a batch."""
 
     name: str
     rows: int
@@ -82,9 +82,9 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 
 
 class Sizes:
-    """Sizes on one rank. tokens: of a micro-batch; shard: of these, between layers with sequence parallelism; between:
-    also without; query, key, value: features of heads; attended: of the output of attention. Biases and single values
-    of a head are not counted."""
+    """Sizes on one rank. tokens: tokens of a micro-batch. between: tokens between layers: all, or with sequence
+    parallelism ``shard``. query, key, value: features of all heads. attended: features of attention's output. Biases
+    and values that a head has only one of are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
@@ -123,8 +123,8 @@ class Sizes:
         return (self.products + 1) * self.hidden * features
 
     def multi_token(self, stages: int) -> int:
-        """Count the elements, outside of blocks, that predict further tokens: a matrix for the hidden state joined with
-        the embedding, of which the last of several stages has a copy."""
+        """Count the elements outside of blocks that predict further tokens: a matrix per token for the hidden state
+        joined with the embedding, and the embedding's copy on the last of several ``stages``."""
         table = self.vocabulary * self.hidden if self.model.multi_token_layers and stages > 1 else 0
         return self.model.multi_token_layers * 2 * self.hidden**2 + table
 
@@ -203,8 +203,8 @@ class Sizes:
         return saved
 
     def _selected_heads(self, *, joined: bool) -> int:
-        """Count the features of the QKV product that are saved as well if the three are ``joined``, because the value
-        is part of it; less those that are recomputed from it."""
+        """Count the features that ``selective`` saves in addition, negative if it recomputes more than it adds. A
+        ``joined`` product of query, key and value is saved whole, because the value is a view of it."""
         normed, gathers = self.model.qk_norm is not None, self.layout.cp > 1
         if not joined:
             return -(self.query * gathers + self.key) if normed else 0
@@ -225,7 +225,7 @@ class Sizes:
 
     @property
     def _exchanged_rows(self) -> int:
-        """Rows that the exchanges before experts return: from other ranks, then from all shards; the same after."""
+        """Number of rows that the exchanges before experts return, first from other ranks, then from all shards."""
         if self.layout.ep * self.layout.etp == 1:
             return 0
         rows = self.expert_rows()

@@ -22,23 +22,23 @@ from llmb.prediction.work import LayerKind, MeasuredMachine, Messages, PassWork,
 from llmb.runs.plan import EnginePlan
 
 UPDATE_BYTES = 30.1
-"""Moved per parameter and step by an optimizer in one pass over memory, with the norm of gradients in bf16."""
+"""Bytes per parameter that an update moves: the optimizer in one pass, and the norm of gradients in bf16."""
 CAST_BYTES = 4
-"""Moved per parameter and step by casts of weights: bf16 is read, FP8 is written in both layouts."""
+"""Bytes per parameter and step that casts of weights move: 2 are read (bf16), and 1 is written per FP8 layout."""
 BACKWARD = 2 / 3
-"""The part of a micro-batch that the backward pass takes."""
+"""The fraction of a micro-batch's time that the backward pass takes."""
 USUAL_SMS = 132
-"""The number of an H100, for GPU types without a sourced one."""
+"""Number of SMs of an H100, assumed for GPU types whose number is unknown."""
 
 Amount = dict[str, float]
-"""Seconds at nominal rates, by keys of ``TERMS``."""
+"""Seconds at nominal rates by keys of ``TERMS``, or the number of times for keys that end in _s."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCache:
-    """Results shared by plans that differ only in layout and number of layers, for one GPU type and its rates. Keys
-    are the sizes that decide a result. parts: a micro-batch in a layer, an embedding or a head; pipelines: on the ranks
-    of a pipeline; updates: once a step."""
+    """Results for plans that differ only in layout and number of layers, on one GPU type at the same rates. Keys are
+    the sizes that a result depends on. parts: a micro-batch's work in a layer, the embedding or the head. pipelines:
+    that on the ranks of a pipeline. updates: the exchange of gradients and parameters."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
     pipelines: dict[tuple[object, ...], "PipelineTime"] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class StepCache:
 
 
 class PipelineTime(NamedTuple):
-    """The first rank of each kind with its work per micro-batch, and the bubble in which all ranks wait."""
+    """The first rank of each kind with its work per micro-batch, and the bubble of a step."""
 
     ranks: tuple[tuple[int, Amount], ...]
     bubble: Amount
 
 
 class Update(NamedTuple):
-    """Elements that a rank trains, dense and of routed experts, and the seconds of each exchange of them."""
+    """The numbers of dense and of routed experts' parameters that a rank trains, and its messages with seconds."""
 
     dense: int
     experts: int
@@ -61,14 +61,15 @@ class Update(NamedTuple):
 
 
 Rates = Mapping[str, float]
-"""Factors relative to nominal rates, by keys of ``TERMS``; those that end in _s are seconds.
+"""Factors relative to nominal rates by keys of ``TERMS``, seconds if they end in _s; and the values of links and of
+what software hides. ``rates.yaml`` has the sources.
 
-bf16, fp8, mxfp8, nvfp4, attention, memory: products and bytes. experts: products of routed experts, relative to others.
-routed: bytes of the permutation of tokens. written: outputs of products. tp, cp, ep, pp, dp: the fraction of hidden
-messages that delays a rank; with _beyond, messages beyond what work beside them can hide. tp_bf16, tp_fp8,
-cp_attention: the slowdown of products and attention that are split for overlap. fp8_layer_s, moe_layer_s: per layer and
-micro-batch. step_s, fp8_step_s: per step. wait, wait_fp8: the fraction of a step by which the slowest rank is later,
-per doubling of the nodes; in FP8 ranks also wait once a micro-batch, to reduce maxima.
+bf16, fp8, mxfp8, nvfp4: products. experts: products of routed experts, relative to others. cast, routed, memory: bytes
+that casts, the permutation of tokens, and other operators move. written: bytes of the products' outputs. tp (tp_fp8:
+beside FP8 products), cp, ep, pp, dp: the fraction of hidden messages that still delays a rank; with _beyond, messages
+that work cannot hide. cp_attention: extra time of attention that is split for overlap. fp8_layer_s, moe_layer_s: per
+layer and micro-batch. step_s, fp8_step_s: per step. wait, wait_fp8: the fraction of a step by which the slowest rank is
+later, per doubling of the nodes; in FP8 ranks also wait once a micro-batch, to reduce maxima.
 """
 TERMS: Mapping[str, str] = MappingProxyType(
     {
@@ -108,16 +109,14 @@ BUBBLE = "pipeline bubble"
 
 @dataclass(frozen=True, slots=True)
 class NominalStep:
-    """A step at nominal rates.
-
-    busy: work of the slowest rank in all micro-batches and once a step. bubble: while the pipeline fills and drains.
-    """
+    """A step at nominal rates. busy: all work and waits of the slowest rank. bubble: the time in which the pipeline
+    fills and drains."""
 
     busy: Amount
     bubble: Amount
 
     def terms(self, rates: Rates) -> dict[str, float]:
-        """Return the seconds by cause, which sum to the step."""
+        """Return the seconds of each cause at ``rates``; they sum to the step."""
         found: dict[str, float] = {}
         for name, amount in self.busy.items():
             found[TERMS[name]] = found.get(TERMS[name], 0.0) + amount * rates[name]
@@ -152,7 +151,7 @@ def why_not_predicted(plan: EnginePlan, gpu: Gpu) -> str | None:
 def nominal_step(
     plan: EnginePlan, gpu: Gpu, rates: Rates, cache: StepCache | None = None, machine: MeasuredMachine | None = None
 ) -> NominalStep:
-    """Return the step at nominal rates; ``rates`` decide the slowest rank and how much of the exchange it hides.
+    """Return the step at nominal rates; ``rates`` decide which rank is the slowest, and how much its work hides.
 
     cache: shared by many plans for one machine. Raises UsageError if ``why_not_predicted`` gives a reason.
     """
@@ -160,13 +159,13 @@ def nominal_step(
 
 
 CHIP = ("bf16", "fp8", "mxfp8", "nvfp4", "attention", "memory", "cast", "routed", "written")
-"""Rates of work that the efficiency of a chip decides."""
+"""Rates that the efficiency of a chip scales."""
 COMPUTED = (*CHIP, "experts", "fp8_layer_s", "moe_layer_s")
 """Rates of the work that a rank does alone, without communication."""
 
 
 def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) -> float:
-    """Return the seconds that a rank of a stage computes in a step, without messages and work split for overlap.
+    """Return the seconds that a rank of a stage computes in a step, without messages, waits and the cost of overlap.
     Raises UsageError if ``why_not_predicted`` gives a reason."""
     return _Step(plan, gpu, rates, StepCache(), MeasuredMachine()).computed(pp_stage)
 
@@ -174,7 +173,7 @@ def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) ->
 class _Step:
     def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, cache: StepCache, machine: MeasuredMachine) -> None:
         if why := why_not_predicted(plan, gpu):
-            raise UsageError(why, do="see 'llmb list' for GPU types, or specify the hardware with --hardware FILE")
+            raise UsageError(why, do="pass another --dtype or --gpu-type, or describe the GPUs with --hardware FILE")
         self.plan, self.gpu, self.rates, self.cache = plan, gpu, rates, cache
         layout = self.layout = plan.recipe.layout
         replicas = plan.parallelism.replicas(layout)
@@ -196,7 +195,6 @@ class _Step:
         return NominalStep(max(steps, key=lambda busy: priced(busy, self.rates)), pipeline.bubble)
 
     def _busy(self, rank: int, amount: Amount, bubble_s: float) -> Amount:
-        """Return the work of a rank in a step."""
         busy = {name: each * self.layout.ga for name, each in amount.items()}
         if bubble_s:
             self._defer_head(busy, rank, bubble_s)
@@ -214,7 +212,7 @@ class _Step:
 
     @cached_property
     def split(self) -> tuple[object, ...]:
-        """Cache key that is equal for layouts that differ only in their batch."""
+        """Cache key that is equal for layouts that differ only in their global batch size."""
         layout = self.layout
         split = (layout.pp, layout.vp, layout.layers, layout.first_stage_layers, layout.last_stage_layers)
         return (*self.key, *split, layout.counts_embedding_and_loss, layout.gpus)
@@ -286,7 +284,6 @@ class _Step:
         return self.cache.parts[key]
 
     def _amount(self, work: PassWork) -> Amount:
-        """Return the seconds of a pass at nominal rates."""
         peaks = self.gpu.peak_tflops
         found = {kind: flops / peaks[kind] / 1e12 for kind, flops in work.flops.items()}
         (precision,) = found or ("bf16",)
@@ -320,8 +317,8 @@ class _Step:
     def _delays(self, name: str, messages: Sequence[Messages], hides: float) -> Amount:
         """Return the delay by messages of a group that at most ``hides`` seconds of work can hide.
 
-        Hidden messages also delay a rank by a share, because they take SMs, and products in parts fill tiles and waves
-        worse; except for those that other work hides whole.
+        Hidden messages also delay a rank by a fraction of their time, because they take SMs, and split products fill
+        tiles and waves worse. Messages with ``beside`` have no such cost.
         """
         travel = sum(map(self.links.travel, messages))
         shared = travel - sum(self.links.travel(each) for each in messages if each.beside)
@@ -333,19 +330,19 @@ class _Step:
         return self.gpu.memory_bandwidth_tb_s * 1e12
 
     def _defer_head(self, busy: Amount, rank: int, bubble_s: float) -> None:
-        """Move the head's weight gradients into the bubble of the last rank, as far as they fit."""
+        """Move the weight gradients of the head into the bubble of the last rank, up to its length."""
         if rank != self.layout.pp - 1:
             return
         each = self.work.head_weight_gradient() / self.gpu.peak_tflops["bf16"] / 1e12
         busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates["bf16"])
 
     def _waits(self, busy_s: float) -> Amount:
-        """Return the waits for slower ranks: the work before them varies, so that they grow with it."""
+        """Return the waits for slower ranks, in proportion to the work before them, because that varies."""
         doublings = max(0.0, log2(self.layout.gpus / self.gpu.gpus_per_node))
         return {"wait_fp8" if self.casts else "wait": doublings * busy_s} if doublings else {}
 
     def _once(self, rank: int, micro_batch_s: float) -> Amount:
-        """Return the seconds of the exchange of gradients and parameters, and of the update."""
+        """Return the work outside of micro-batches: the update, and the exchange of gradients and parameters."""
         layout, (dense, experts, exchanges) = self.layout, self._cached_update(rank)
         replicas = self.plan.parallelism.replicas(layout)
         shard = dense * replicas.dense / (layout.dp * layout.cp) + experts * replicas.experts / layout.edp
@@ -357,10 +354,11 @@ class _Step:
         return found
 
     def _exchange(self, exchanges: Iterable[tuple[Messages, float]], micro_batch_s: float) -> Amount:
-        """Return the delay by the exchange of gradients and parameters, of which passes hide a part.
+        """Return the delay by the exchange of gradients and parameters, part of which is hidden behind passes.
 
-        A stage's part of it begins when the stage is done: an interleaved pipeline can hide it in one micro-batch per
-        rank, any other only in the last or the first. Parameters that are gathered for each pass are hidden in all.
+        Gradients are sent during the last backward pass, and parameters gathered during the first forward pass, or in
+        an interleaved pipeline during one pass per pipeline rank. Parameters that are gathered for each pass are hidden
+        behind all passes.
         """
         layout = self.layout
         gathered = sum(seconds for message, seconds in exchanges if message.kind == "all_gather")

@@ -29,9 +29,9 @@ Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_
 
 
 class Messages(NamedTuple):
-    """Messages of one kind in one group; ``size`` is the full size of one message on a rank, in bytes.
+    """A ``number`` of messages of one kind in one group, each of ``size`` bytes when it is whole.
 
-    beside: fully hidden behind products. copies: number of copies of a token, of which several go to one node.
+    beside: hidden completely behind products. copies: of each token, if those for one node are sent together; else 0.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class PassWork:
     flops: of products, by precision, with the empty parts of tiles and waves; ``experts`` of these are those of routed
     experts. attention: its FLOPs. written: bytes of the products' outputs, and of the buffers of weight gradients.
     moved, routed, cast: bytes that operators between products, the permutation of tokens to experts, and casts read and
-    write. layers: the number of layers with casts, and with experts, which launch kernels of their own.
+    write. cast_layers, expert_layers: number of layers that launch kernels for casts or experts; half in each pass.
     """
 
     flops: Mapping[str, float] = field(default_factory=dict)
@@ -65,9 +65,9 @@ class PassWork:
 
 
 EXTRA_PASSES = 4
-"""Operators over the first product of experts with biases: its bias, two limits and the shifted gate."""
+"""Operators on the output of the first product of experts with biases: the bias, two limits and the shifted gate."""
 Work = tuple[PassWork, ...]
-"""Forward and backward pass of a micro-batch, and work that hides nothing."""
+"""The forward and the backward pass of a micro-batch; for the head, also weight gradients that hide no messages."""
 
 
 class ProductShape(NamedTuple):
@@ -82,7 +82,7 @@ class ProductShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """Measurements of a machine by kind, beside the rates of all work.
+    """Measurements of a machine that refine its rates.
 
     products: the factor by which a product, in full tiles and waves, takes longer than at the rate of its precision.
     links: bytes per second of collectives within an NVLink domain, by the kinds of ``Messages``.
@@ -93,7 +93,8 @@ class MeasuredMachine:
 
 
 class LayerKind(NamedTuple):
-    """Layers with the same work. pairs: those of positions that a sequence compares, without the causal half."""
+    """Layers with the same work. experts: they have routed experts. pairs: pairs of positions that causal attention
+    compares in a sequence. casts: they compute in FP8."""
 
     experts: bool
     pairs: float
@@ -215,13 +216,13 @@ class RankWork:
         return float(BF16 * ahead), float(BF16 * back)
 
     def _attention(self, kind: LayerKind) -> float:
-        """Return the FLOPs of the forward pass: scores and sums of values, of the causal half."""
+        """Return the FLOPs of attention in the forward pass: scores and sums of values, without masked pairs."""
         layout = self.layout
         return 2.0 * (self.sizes.query + self.sizes.attended) * kind.pairs * layout.mbs / layout.cp
 
     def _moved(self, kind: LayerKind) -> tuple[float, float]:
-        """Return the bytes of norms, residual sums, rotary embeddings and activations, forward and backward; backward
-        passes read the same inputs and a gradient."""
+        """Return the bytes that norms, residual sums, rotary embeddings and activations move in the forward and in the
+        backward pass, which reads the same inputs and a gradient."""
         sizes, gated = self.sizes, self.sizes.products
         between = sizes.hidden * sizes.between
         norms, sums, rotary = 2 * 2, 2 * 3, 2
@@ -238,15 +239,15 @@ class RankWork:
         return ahead, back + activation * (self.plan.recompute == "selective")
 
     def _activated(self, kind: LayerKind) -> int:
-        """Count the elements of the activations of a layer."""
+        """Count the elements between the two products of a feed-forward layer."""
         sizes, moe = self.sizes, self.sizes.part.moe
         if not kind.experts or moe is None:
             return sizes.tokens * sizes.part.ffn_hidden_size
         return sizes.tokens * (moe.shared_ffn_hidden_size or 0) + sizes.expert_rows() * moe.ffn_hidden_size
 
     def _routed(self, kind: LayerKind) -> float:
-        """Return the bytes of sorting tokens on the way to experts and on the way back, and of biases and limits of
-        experts, each an operator of its own, in one pass."""
+        """Return the bytes that one pass moves to sort tokens for experts and back, and in separate operators for the
+        biases and limits of experts."""
         if not kind.experts or self.sizes.part.moe is None:
             return 0.0
         parts, rows = self.model.other_parts, self.sizes.expert_rows()
@@ -255,8 +256,8 @@ class RankWork:
         return 2.0 * BF16 * rows * (2 * self.sizes.hidden + extra)
 
     def _cast(self, kind: LayerKind) -> float:
-        """Return the bytes of casts: for each element that a product reads, forward and backward, 2 are read and 2
-        written, one per layout; inputs that tensor parallelism gathers in FP8 are transposed afterwards."""
+        """Return the bytes that casts move in both passes. For each element that a product reads, 2 bytes are read, and
+        1 is written in each layout. Inputs that tensor parallelism gathers in FP8 are transposed afterwards."""
         if not kind.casts:
             return 0.0
         sizes = self.sizes
@@ -268,7 +269,7 @@ class RankWork:
         return 4.0 * (inputs + gradients) + gathered
 
     def _messages(self, kind: LayerKind) -> tuple[tuple[Messages, ...], tuple[Messages, ...]]:
-        """Return the messages of the forward pass, and of the backward pass."""
+        """Return the messages of the forward pass and those of the backward pass."""
         sizes, layout = self.sizes, self.layout
         ahead, back = [], []
         whole = float(BF16 * sizes.hidden * sizes.tokens)
@@ -311,8 +312,8 @@ class RankWork:
         return PassWork(moved=moved, messages=scatter), PassWork(moved=moved, messages=gather if self.trained else ())
 
     def last(self) -> Work:
-        """Return the work of the head and the loss: products and logits in bf16, and fp32 logits in the loss; and of
-        layers that predict further tokens, each with a head."""
+        """Return the work of the head and the loss, with products and logits in bf16 and fp32 logits in the loss. Each
+        layer that predicts a further token adds a head, and the product that joins its inputs."""
         sizes = self.sizes
         further = self.model.multi_token_layers
         heads = 1 + further
@@ -327,7 +328,7 @@ class RankWork:
         return forward, backward, PassWork({"bf16": sum(weights)})
 
     def _end_messages(self) -> tuple[tuple[Messages, ...], tuple[Messages, ...]]:
-        """Return those of a reduce-scatter and of an all-gather, at either end of the model."""
+        """Return the tensor-parallel messages after the embedding, and those before the head, in the forward pass."""
         whole = float(BF16 * self.sizes.hidden * self.sizes.tokens)
         if self.layout.sequence_shards > 1:
             return (Messages("reduce_scatter", "tp", 1, whole),), (Messages("all_gather", "tp", 1, whole),)
@@ -336,7 +337,7 @@ class RankWork:
         return (), ()
 
     def head_weight_gradient(self) -> float:
-        """Return the FLOPs of a micro-batch that can be deferred to the end of the pipeline's last stage."""
+        """Return the FLOPs of the head's weight gradient in a micro-batch, which may wait for the pipeline's bubble."""
         return sum(self._of_head[2:])
 
     @cached_property
@@ -344,11 +345,11 @@ class RankWork:
         return self._passes(head_product(self.model, self.layout), "bf16")
 
     def between_stages(self) -> Messages:
-        """Return the messages of a micro-batch at the ends of a rank's stages, forward and backward."""
+        """Return the messages of a micro-batch between the stages of a rank and their neighbors, in both passes."""
         return Messages("send", "pp", 2 * self.layout.vp, float(BF16 * self.sizes.hidden * self.sizes.between))
 
     def parameters(self, rank: int) -> tuple[int, int]:
-        """Count the elements that a rank of the pipeline trains: dense, and of routed experts."""
+        """Return the numbers of dense and of routed experts' parameters that a pipeline rank trains."""
         sizes, kinds = self.sizes, self.stages[rank]
         if self.plan.lora is not None:
             return sum(count for _, count in kinds) * sizes.adapters(), 0
@@ -362,7 +363,7 @@ class RankWork:
         return dense, sum(count for kind, count in kinds if kind.experts) * sizes.expert_matrices()
 
     def of_step(self, parameters: tuple[int, int]) -> Iterator[Messages]:
-        """Yield the messages of gradients and parameters, once a step; with ZeRO-3 parameters once a micro-batch."""
+        """Yield the messages of a step that reduce gradients and gather parameters, from the numbers of parameters."""
         layout = self.layout
         exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
         replicas = self.plan.parallelism.replicas(layout)
@@ -390,8 +391,8 @@ class RankWork:
 
     @property
     def gathers(self) -> int:
-        """Return how many times a step parameters are gathered: for each pass, if ranks share them within a step; the
-        stages of a pipeline stay gathered for micro-batches that they run in a row, and a few for the whole step."""
+        """The number of times that parameters are gathered in a step: once without ZeRO-3, or if a pipeline rank has at
+        most ``GATHERED`` stages; else for each pass, or in a pipeline for all passes that a stage runs in a row."""
         layout = self.layout
         if self.plan.parallelism.dp_sharding != "full" or (layout.pp > 1 and layout.vp <= GATHERED):
             return 1

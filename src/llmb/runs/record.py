@@ -358,7 +358,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
         raise InfrastructureError(
             f"the run was started {number - 1} times; its limit is {record.retries} retries",
             where=str(folder.path),
-            do="run 'llmb jobs nodes' to find what its nodes have in common, then submit the run again",
+            do="run 'llmb jobs nodes' to find nodes with many failures, then submit the run without them (--exclude)",
         )
     newest = newest_checkpoint(folder, record.plan) if number > 1 else None
     first_step, checkpoint = (newest.record.step, str(newest.path)) if newest else (record.plan.first_step, None)

@@ -44,7 +44,7 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
     for key, value in stated.items():
         if reported.get(key, value) != value and not (foreign and key in ("workload", "size")):
             what = f"{title_of(key)} {value} was specified, but the log reports {reported[key]}"
-            raise UsageError(what, where=str(run.path), do="omit it, or select only the logs that it applies to")
+            raise UsageError(what, where=str(run.path), do="omit it, or select only the logs with this value")
     layers, named = reported.get("layout.layers"), {**reported, **stated}
     if "size" in stated and layers and named.get("workload") in catalogue.workloads:
         model = find_model(catalogue, str(named["workload"]), str(stated["size"]))
@@ -103,7 +103,7 @@ def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own_sizes: bool = False) -> Recipe | None:
     """Return the recipe with the layout of a configuration, which has the keys of a run's identity; None if the
-    catalogue has no such recipe, or if the configuration is incomplete."""
+    catalogue has no such recipe, or if the configuration is incomplete. ``own_sizes``: a custom layout is accepted."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
@@ -122,7 +122,8 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own
 def _recipes(
     configuration: Mapping[str, Value], request: Request, catalogue: Catalogue, *, own_sizes: bool
 ) -> Iterator[Recipe]:
-    """Yield the recipes with the layout of a configuration: that of the default release, then the newest first."""
+    """Yield the recipes with the layout of a configuration: of its release or, without one, of the default release and
+    then of others, the newest first."""
     release, workload = configuration.get("release"), catalogue.workloads[request.workload]
     newest = [] if own_sizes else reversed(bridge_releases_of(workload, request.size))
     gbs = configuration.get("layout.gbs")
@@ -158,7 +159,7 @@ def _own_sizes(configuration: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def other_sizes(configuration: Mapping[str, object], recipe: Recipe) -> dict[str, int]:
-    """Return the sizes of the recipe that differ from those of the configuration, by its keys."""
+    """Return the sizes of the recipe that differ from those of the configuration, by the keys of the latter."""
     sizes = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
     return {key: size for key, size in sizes.items() if configuration.get(key, size) != size}
 

@@ -242,7 +242,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
 
 
 def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
-    """Find what ranks wait for the one whose experts have the most rows, if time is as FLOPs are."""
+    """Find the time that ranks wait for the one with the most rows of experts, if time is proportional to FLOPs."""
     experts = run.work and run.work.experts
     if not run.work or not experts:
         return None

@@ -18,7 +18,7 @@ from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet
 from llmb.runs.folder import RunFolder
 from llmb.runs.result import CHANGED_COPY
 
-CHANGED = "copies of one run have different steps, one was truncated or edited: "
+CHANGED = "copies of one run have different steps, so one was truncated or edited: "
 DECIDE = "; remove those that are wrong"
 OTHER_ID = ", under different ids"
 SAME_TIMES = 5

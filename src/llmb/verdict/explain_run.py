@@ -165,7 +165,7 @@ def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseS
         return {}
     mean_s, window = against.window_mean_s, against.reference.window
     steps = against.reference.window_text or (f"steps {window.first} to {window.last}" if window else "")
-    said = f"the reference is of {steps}; those of this run take {mean_s:.4g} s"
+    said = f"the reference averages {steps}; those of this run take {mean_s:.4g} s"
     return {"window": CauseShare(share_s=run.mean_s - mean_s, evidence=(said,))}
 
 
@@ -414,7 +414,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Return the mean of the run's steps in ``window``, that of its reference; None if some of them are missing."""
+    """Return the mean of the run's steps in the reference's ``window``; None without one, or if a step is missing."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]

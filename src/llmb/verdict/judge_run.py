@@ -292,12 +292,14 @@ def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
         raise UsageError("the file already exists", where=str(path), do="pass another file, or remove this one")
     entries = [_entry(group) for group in grouped(run for run in runs if flaw_of(run) is None)]
     if not entries:
-        raise UsageError("none of these runs is a measurement", do="run 'llmb judge' without this option to see why")
+        raise UsageError(
+            "none of these runs is a measurement", do="run 'llmb judge' without --write-expectations to see why"
+        )
     try:
         write_atomically(path, _expectations_text(entries))
     except OSError as error:
         do = "pass another file"
-        raise EnvironmentProblem(f"cannot be written: {error.strerror}", where=str(path), do=do) from error
+        raise EnvironmentProblem(f"the file cannot be written: {error.strerror}", where=str(path), do=do) from error
     return len(entries)
 
 

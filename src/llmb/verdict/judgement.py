@@ -151,7 +151,7 @@ def _interval(interval: Interval, sign: int, digits: int) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Format a percentage with ``digits`` decimals, and a small value with at least two."""
+    """Format a percentage with ``digits`` decimals; small values have at least two, and those from 1000 none."""
     digits = 0 if abs(value) >= 1000 else digits if abs(value) >= 0.095 else max(digits, 2)
     return f"{round(value, digits) + 0.0:.{digits if round(value, digits) else 1}f}"
 

@@ -172,7 +172,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_before_weights_are_converted
     monkeypatch.setattr(os, "open", unreadable)
     result = invoke("checkpoint", *TINY, "--source", str(tmp_path / "files" / MODEL), "--processes", "1")
     assert isinstance(result.exception, UsageError)
-    assert result.exception.what == "cannot be read: Permission denied"
+    assert result.exception.what == "the file cannot be read: Permission denied"
     assert result.exception.where == str(tmp_path / "files" / MODEL / "tokenizer.json")
     assert not list(folders.model(MODEL_NAME).parent.iterdir())
 
