@@ -75,7 +75,7 @@ def test_a_colleague_who_only_lists_leaves_nothing_behind(root: Path) -> None:
     (root / ".llmb").chmod(0o2775)
     before = contents(root)
     assert colleague(lambda: read(root)) == "a"
-    assert colleague(lambda: keep(root, "b")) == "NotWritable: cannot write: Permission denied"
+    assert colleague(lambda: keep(root, "b")) == "NotWritable: llmb cannot write: Permission denied"
     assert contents(root) == before
     assert owner(lambda: keep(root, "b")) == ""
     assert as_user(COLLEAGUE, [], 0o022, lambda: read(root)) == "a b"

@@ -118,7 +118,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         (
             "finetune_llama4-maverick",
             {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},
-            "the number of replicas EDP 2; valid: 2, 4",
+            "the number of replicas must divide EDP 2; valid: 2, 4",
         ),
         ("pretrain_llama3.1", {"overrides": {"pp": 2, "gbs": 1}}, "GA 1 is below PP 2"),
         ("pretrain_llama3.1", {"checkpoint_interval": 0}, "--checkpoint-interval is 0"),

@@ -145,13 +145,13 @@ def test_a_dataset_of_another_model_is_refused(tmp_path: Path) -> None:
         prepare_checkpoint(tmp_path, workload)
     other = prepare_dataset(tmp_path, "finetune_llama3")
     said = refusal(tmp_path, dataset=str(other))
-    assert "has tokens of llmb/llama3-tiny; the run trains llmb/llama4-maverick-tiny" in said
+    assert "was tokenized for llmb/llama3-tiny; the run trains llmb/llama4-maverick-tiny" in said
 
 
 def test_a_folder_without_a_dataset_is_said_to_have_none(tmp_path: Path) -> None:
     prepare_checkpoint(tmp_path, MAVERICK)
     above = prepare_dataset(tmp_path, MAVERICK).parent
-    assert f"there is no dataset in {above}: it has no dataset.json" in refusal(tmp_path, dataset=str(above))
+    assert f"there is no dataset in {above}; pass the folder that" in refusal(tmp_path, dataset=str(above))
 
 
 def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:

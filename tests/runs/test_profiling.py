@@ -85,7 +85,7 @@ def test_ranks_and_profiler(tiny_plan: Callable[..., Plan]) -> None:
         (Profiling(profile=True, profile_start_step=30, profile_stop_step=20), "do not fit"),
         (Profiling(profile=True, profile_stop_step=51), "numbered 0-49"),
         (Profiling(profile=True, profile_start_step=50), "do not fit"),
-        (Profiling(profile=True, profile_ranks="0-16"), "rank 16, but the 16 ranks are numbered 0-15"),
+        (Profiling(profile=True, profile_ranks="0-16"), "rank 16, but the run's last rank is 15"),
         (Profiling(profile=True, profile_ranks="first"), "specify ranks such as 0,4-7"),
         (Profiling(profile=True, profile_ranks="7-4"), "specify ranks such as 0,4-7"),
         (Profiling(profile=True, profiler="torch", profile_gpu_metrics=True), "needs Nsight Systems"),
@@ -190,7 +190,7 @@ def test_a_missing_profile_is_a_warning(tmp_path: Path, tiny_plan: Callable[...,
     write_trace(folder.torch_profile / "rank-1.json.gz", [10])
     report = report_profile(folder, plan)
     assert report
-    assert report.warnings == ("profiles were not written: rank-0.json.gz; the log may say why",)
+    assert report.warnings == ("profiles were not written: rank-0.json.gz; the run's log may show why",)
     assert report.breakdown
     (folder.torch_profile / "rank-1.json.gz").write_bytes(b"cut off")
     report = report_profile(folder, plan)

@@ -183,7 +183,7 @@ def test_a_run_is_started_as_often_as_it_may_be(folder: RunFolder, plan: Plan) -
     record = queued_record(plan, (), retries=2)
     for number in range(3):
         record = begin_attempt(folder, record, job(restarts=number))
-    with pytest.raises(InfrastructureError, match="was started 3 times; its limit is 2 retries"):
+    with pytest.raises(InfrastructureError, match="was started 3 times, and its number of retries is limited to 2"):
         begin_attempt(folder, record, job(restarts=3))
     assert len(read_record(folder).attempts) == 3
 

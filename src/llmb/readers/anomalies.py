@@ -149,7 +149,7 @@ class Level:
 
 
 def find_levels(means_s: Sequence[float]) -> list[Level]:
-    """Return the levels of a history, oldest first: a single one if nothing changes. ``means_s`` must be positive."""
+    """Return the levels of a history of runs' mean step times, oldest first. ``means_s`` must be positive."""
     if not means_s:
         return []
     logs = np.log(means_s)
@@ -204,18 +204,18 @@ LEAST_SHARE = 1 / 3
 """Minimum fraction of the run that must be steady, in addition to ``LEAST_STEADY`` steps."""
 PENALTY = 18.0
 NO_STEADY_STATE = (
-    f"no steady state: at least {FEWEST_STEPS} steps after the first one are required, a third of them at one level; "
-    "choose the window yourself, such as --window 35-44"
+    f"no steady state: at least {FEWEST_STEPS} steps after the first one are required, of which a third, and at least "
+    f"{LEAST_STEADY}, are at one level; specify the steps instead, such as --window 35-44"
 )
 MOST_BLOCKS = 512
 """A longer series is first replaced by the medians of blocks of equal size."""
 
 
 def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | None:
-    """Return the longest stretch of steps at a constant level; None if it is shorter than a third of the steps.
+    """Return the longest part at a constant level; None if it has less than a third of the steps, or fewer than 8.
 
-    ``step_times_s`` are all step times of one attempt, finite, in order, and numbered from ``first_step``. A series of
-    fewer than 10 steps is never steady.
+    ``step_times_s`` are all step times of one attempt, finite, in order, and numbered from ``first_step``. With fewer
+    than 10 steps, return None.
 
     Single slow steps, such as those with a checkpoint, are first replaced by the running median (Hampel filter), so
     that they do not count as changes of level. The series is then split recursively where that reduces the sum of
@@ -238,7 +238,7 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
 
 
 def _segments(values: Floats) -> list[tuple[int, int]]:
-    """Return the first and last index of each part with the same level."""
+    """Return the first and the last index of each part with a constant level."""
     # Of differences, so that changes of level do not count as noise.
     noise = MAD_TO_STD * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
     variance = max(noise, LEAST_SPREAD * abs(float(np.median(values)))) ** 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
-"""Step times outside of this range, such as 30 years, are considered damaged data."""
+"""Step times outside of this range (the maximum is about 30 years) are considered damaged data."""
 MOST_OF_CLOCK = 1.1
 """Maximum sum of step times relative to the elapsed clock time; the clock may have been adjusted meanwhile."""
 LEAST_OF_CLOCK = 0.5
@@ -32,7 +32,7 @@ class Lap:
     """Time between the steps that is known to belong to none of them."""
     steps: int = 1
     ranks_apart_s: float = 0.0
-    """Time of the slowest rank minus that of the fastest: a step's time is that of its slowest rank."""
+    """Step time of the slowest rank minus that of the fastest; ``steps_s`` is that of the slowest."""
 
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:
@@ -48,11 +48,11 @@ def clock_contradiction(every: Sequence[Lap]) -> str | None:
     late_s = max(lap.steps_s / lap.steps for lap in laps) + sum(lap.ranks_apart_s for lap in laps)
     error_s = min(CLOCK_ERROR_S, clock_s) if is_fine else CLOCK_ERROR_S
     if steps_s > MOST_OF_CLOCK * clock_s + error_s + late_s:
-        return f"step times of the window sum to {steps_s:.4g} s, and by the clock {clock_s:.4g} s passed"
+        return f"step times of the window sum to {steps_s:.4g} s, but {clock_s:.4g} s passed by the clock"
     step_s, clock_step_s = median(lap.steps_s for lap in laps), median(lap.clock_s - lap.between_s for lap in laps)
     error_s = FINE_CLOCK_ERROR_S if is_fine and len(laps) >= FEW_LAPS else CLOCK_ERROR_S
     if step_s + error_s < LEAST_OF_CLOCK * clock_step_s:
         count = max(lap.steps for lap in laps)
         subject = "a step of the window takes" if count == 1 else f"{count} steps of the window take"
-        return f"{subject} {step_s:.4g} s, and by the clock {clock_step_s:.4g} s"
+        return f"{subject} {step_s:.4g} s, but {clock_step_s:.4g} s by the clock"
     return None

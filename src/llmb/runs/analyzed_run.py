@@ -52,7 +52,7 @@ class AnalyzedRun:
     step_times_s: Sequence[float] = ()
     """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
     first_times_s: Sequence[float] = ()
-    """Its first step times in full precision, whatever the window; empty if only its log has them."""
+    """The run's first step times in full precision, inside or outside the window; empty if only its log has them."""
     step_time_s: Statistics | None = None
     figures: Literal["exact", "rounded"] | None = None
     """The precision of step times: full, from ``metrics.jsonl``, or rounded as the log prints them."""
@@ -149,7 +149,7 @@ class AnalyzedRun:
 
     @property
     def layout_source(self) -> Literal["record", "log", "recipe"] | None:
-        """The source of the layout, of which ``recipe`` is an assumption; None without a layout."""
+        """The source of the layout, which is only assumed if it is ``recipe``; None without a layout."""
         if not self.layout:
             return None
         return "record" if self.record else "recipe" if self.configuration.get(ASSUMED) else "log"

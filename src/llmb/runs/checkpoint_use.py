@@ -80,11 +80,11 @@ class CheckpointReport:
     verify_s: float | None = None
     """Time of the verification, in addition to ``load_s``; None if nothing was verified."""
     save_gb_per_s: float | None = None
-    """All ranks' bytes divided by the seconds of the slowest save; None, like the rank, if nothing was saved."""
+    """Bytes of all ranks in the slowest save, divided by its seconds; None, like the next field, without saves."""
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in that save."""
     load_gb_per_s: float | None = None
-    """The load's rate; recently verified files may come from memory."""
+    """The load's rate, which may be that of memory: verification has just read the files."""
     slowest_load_rank: int | None = None
 
 
@@ -92,7 +92,7 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
     """Return the report, or Missing if unreadable; None for a run that neither loads nor saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
-    return read_or_missing("the unfinished checkpoints", lambda: _report(folder, plan, steps))
+    return read_or_missing("the times of checkpoints", lambda: _report(folder, plan, steps))
 
 
 def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport:
@@ -132,7 +132,8 @@ def check_weights(plan: Plan) -> None:
     if plan.lora and plan.start:
         recorded, base = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
         if recorded and base and (problem := base_problem(recorded, base)):
-            raise UsageError(problem, where=plan.start.path, do="pass the weights that the adapters were trained with")
+            do = "pass the weights that the adapters were trained with, with --weights"
+            raise UsageError(problem, where=plan.start.path, do=do)
 
 
 def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:

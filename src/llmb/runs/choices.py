@@ -37,8 +37,7 @@ class Parallelism(Record):
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
-    optimizer state; or nothing. None means that of the published run; without one, ``full``, or ``optimizer`` for a
-    single rank, which has nothing to shard."""
+    optimizer state; or nothing. None is replaced by ``settled``."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Shard within groups of N ranks of DP x CP, each of which holds a replica. Default: one group."),
@@ -62,7 +61,9 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """Return the options with defaults for those that are not specified."""
+        """Return the options with sharding set: by default as in the published run, unless a shard size is set. Without
+        one, it is ``full``, or ``optimizer`` for a single rank, which has nothing to shard.
+        """
         shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
@@ -70,11 +71,12 @@ class Parallelism(Record):
         )
 
     def problems(self, layout: Layout) -> Iterator[str]:
-        """Yield reasons why ``layout`` cannot run with these options, with the valid choices."""
+        """Yield reasons why ``layout`` cannot run with these options."""
         if self.dp_shard_size is not None:
             yield from _shard_size_problems(layout, self.dp_sharding or "full", self.dp_shard_size)
         if layout.pp > 1 and layout.vp == 1 and layout.ga < layout.pp:
-            yield f"GA {layout.ga} is below PP {layout.pp}: 1F1B needs a micro-batch for every stage"
+            need = "1F1B needs a micro-batch for every stage; pass a larger --gbs, or a smaller --mbs or --pp"
+            yield f"GA {layout.ga} is below PP {layout.pp}: {need}"
 
 
 def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Iterator[str]:
@@ -83,7 +85,8 @@ def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Ite
         yield f"--dp-shard-size is {size}, but --dp-sharding none does not shard; choose full or optimizer"
     elif size not in valid:
         ranks = f"DP x CP = {layout.dp} x {layout.cp} = {layout.dp * layout.cp}"
-        experts = f" and the number of replicas EDP {layout.edp}" if layout.edp % (layout.dp * layout.cp) else ""
+        rest = f", and the number of replicas must divide EDP {layout.edp}"
+        experts = rest if layout.edp % (layout.dp * layout.cp) else ""
         yield f"--dp-shard-size is {size}; it must divide {ranks}{experts}; valid: {', '.join(map(str, valid))}"
 
 
@@ -101,7 +104,7 @@ Keeping them saves one of four products of the head, 1 to 2 % of a step, but tak
 layout that fits must leave as much free for unplanned memory: the CUDA context, NCCL's buffers and fragmentation.
 """
 LEAST_MEMORY_GB = 2
-"""The memory assumed if it is unknown, such as for a CPU or a GPU that is not in the catalogue."""
+"""The memory (GB) assumed for a CPU, or for a GPU that is not in the catalogue."""
 Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current", "current-all"]
 _training = partial(Option, panel="Training")
@@ -125,7 +128,7 @@ def logits_gb(recipe: Recipe) -> float:
 
 
 def keeps_logits(recipe: Recipe) -> bool:
-    """Return whether logits are kept by default: if they fit, unless the head is frozen and has no gradient."""
+    """Return whether logits are kept by default: if they are small, unless the head is frozen and has no gradient."""
     if recipe.lora is not None:
         return False
     return logits_gb(recipe) <= LARGEST_PART * (recipe.gpu_memory_gb or LEAST_MEMORY_GB)
@@ -194,7 +197,7 @@ class Choices(Record):
             " computation for more memory. Default: if they take at most 1/32 of the GPU's memory.",
         ),
     ] = None
-    """None to keep them if they fit, see ``keeps_logits``."""
+    """None for the default of ``keeps_logits``."""
     attention_backend: Annotated[
         AttentionChoice,
         _training(
@@ -362,7 +365,7 @@ class Choices(Record):
         if self.checkpoint_dir and not self.saves:
             yield "--checkpoint-dir is set, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
         if recipe.dtype is Dtype.FP32 and self.grad_reduce_dtype == "bf16":
-            yield "--grad-reduce-dtype is bf16, but the run computes in fp32; remove it or add --dtype bf16"
+            yield "--grad-reduce-dtype is bf16, but the run computes in fp32; omit it, or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout)
         yield from self._fp8_problems(recipe)
         yield from self._lora_problems(recipe, resumed)
@@ -428,10 +431,10 @@ class Choices(Record):
             yield f"--lora-dropout is {lora.dropout:g}; it must be below 1"
         if lora.dropout and recipe.layout.pp > 1:
             yield (
-                "--lora-dropout is unsupported with pipeline parallelism; choose PP 1 or omit it"
+                "--lora-dropout is unsupported with pipeline parallelism; pass --pp 1, or omit --lora-dropout"
                 if self.lora_dropout
                 else f"the checkpoint's adapters have dropout {lora.dropout:g}, unsupported with pipeline parallelism; "
-                "choose PP 1"
+                "pass --pp 1"
             )
         if lora.targets == "all-linear" and recipe.model.moe:
             yield f"--lora-targets all-linear: adapters of experts are unsupported; {recipe.model.model} has experts"

@@ -48,19 +48,19 @@ from llmb.runs.steps import Step, count_steps
 from llmb.runs.trace_reports import ProfileReport
 
 NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network", "machine")
-"""The fields that even an invalid run's result has."""
+"""The fields that a result keeps if it is invalid because it is impossibly fast."""
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
 """Figures that do not exist for a pretended rank."""
 MOST_PROFILED = 0.5
-"""Maximum fraction of the window's steps that may be profiled, and so excluded, for valid statistics."""
+"""Maximum fraction of the window's steps that may be profiled or traced; statistics exclude these steps."""
 WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
-"""Error of the difference between two times in the record."""
+"""Maximum error of the difference between two times in the record, which are whole seconds."""
 
 
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
     """Return throughput and numbers of parameters as fields of a result.
 
-    ``packing`` has the statistics of the trained sequences, if the steps have them.
+    ``packing`` has the statistics of the trained sequences; None for those of the recipe.
     """
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)
@@ -72,7 +72,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
 
 
 def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
-    """Return the mean statistics of the sequences of ``steps``; None if they have none."""
+    """Return the mean statistics of the sequences of ``steps``; None without steps, or if one of them has none."""
     squares = [step.sum_of_squares for step in steps if step.sum_of_squares is not None]
     if not steps or len(squares) < len(steps):
         return None
@@ -92,7 +92,7 @@ def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
 def no_measurement(plan: Plan, began: int | None = None) -> str | None:
     """Return why statistics of the window do not measure the run's speed; None if they do.
 
-    ``began`` is the first step of the attempt that trained the window, if not that of the run.
+    ``began`` is the first step of the attempt that trained the window; None for the first step of the run.
     """
     if plan.window.first > (plan.first_step if began is None else began):
         return None
@@ -120,7 +120,7 @@ class RunEvidence:
     no_window: str | None = None
     """The reason why the window's steps cannot be combined."""
     began: int | None = None
-    """The first step of the attempt that trained the window, if not that of the run."""
+    """The first step of the attempt that trained the window; None for the first step of the run."""
     contradiction: str | None = None
     """The reason why the record of a run that completed its steps is impossible."""
     environment: Environment | None = None
@@ -129,7 +129,7 @@ class RunEvidence:
 
 
 def if_possible(result: Result) -> Result:
-    """Return the result, or an invalid one if it is faster than a GPU of its type can be."""
+    """Return the result, or an invalid one without figures if its FLOP rate exceeds its GPUs' peak."""
     why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
     if why is None:
         return result
@@ -213,7 +213,9 @@ def _conclude(evidence: RunEvidence) -> Result:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """Report the events on nodes. ``nodes`` are all nodes of the run and ``count`` their minimum number, if known."""
+    """Report the events on nodes; Missing without usable samples. ``nodes`` are all nodes of the run and ``count`` is
+    their minimum number, if known.
+    """
     if isinstance(samples, Missing):
         return samples
     return read_or_missing("what the samplers counted", lambda: find_events(samples, nodes, count))
@@ -244,8 +246,8 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
 
 
 def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | None = None) -> Statistics | Missing:
-    """Return the statistics of a successful run's steps ``inside`` the window, without profiled ones. ``no_window`` is
-    the reason if they cannot be combined.
+    """Return the statistics of a successful run's steps ``inside`` the window, without profiled ones. Return Missing if
+    steps are missing, if too many are profiled, or if they cannot be combined, for the reason ``no_window``.
     """
     size = plan.window.size
     if len(inside) < size:
@@ -298,7 +300,7 @@ def _fp8(evidence: RunEvidence, steps: Sequence[Step]) -> Fp8Report | None:
 def _used(
     evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
 ) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
-    """Return the use of resources, and other work, in the steps of ``statistics``, or Missing with the reason."""
+    """Return the use of resources, and other work, in the steps ``inside``; Missing without samples or statistics."""
     plan, environment, samples = evidence.plan, evidence.environment, evidence.samples
     if isinstance(samples, Missing):
         return samples, samples
@@ -318,7 +320,7 @@ def _used(
 
 
 def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
-    """Return the GPUs that train, by node; None if an id is unknown."""
+    """Return the ids of the training GPUs by node; None if an id is unknown."""
     gpus: dict[str, set[str]] = {}
     for gpu in states:
         if gpu.uuid is None:
@@ -386,7 +388,9 @@ def _ranks_apart_s(step: Step) -> float:
 
 
 def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
-    """Describe numbers of GPUs, sequences and tokens that differ from the layout's. A pretended rank logs its own."""
+    """Describe contradicting numbers of GPUs, sequences and tokens. The batch size in a pretended rank's log is that of
+    the rank, and is not compared.
+    """
     recipe, layout = record.plan.recipe, record.plan.recipe.layout
     is_alone = recipe.pretended_rank is not None
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None
@@ -398,11 +402,11 @@ def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None,
             yield f"the {what} is " + ", ".join(f"{count} in the {who}" for who, count in counts.items())
     tokens = layout.gbs * layout.seq_len // (layout.dp if is_alone else 1)
     if bad := next((step for step in steps if step.padded_tokens != tokens), None):
-        yield f"step {bad.step} has {bad.padded_tokens:,} tokens, and the layout {tokens:,}"
+        yield f"step {bad.step} has {bad.padded_tokens:,} tokens, but the layout has {tokens:,}"
 
 
 def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:
-    """Describe step times that sum to more than the run's duration, which also includes start-up and checkpoints."""
+    """Describe a run, or its last attempt, that ended before it began, or that took less time than its steps."""
     last = record.attempts[-1] if record.attempts else None
     began, ended = last.started_at if last else record.started_at, record.ended_at
     if not began or not ended:
@@ -414,7 +418,7 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
         return (f"it ended {-lasted_s:.4g} s before it began",)
     if trained_s <= lasted_s + WHOLE_SECONDS_S + apart_s:
         return ()
-    return (f"its steps sum to {trained_s:.4g} s, and it lasted {lasted_s:.4g} s",)
+    return (f"its steps took {trained_s:.4g} s in all, but it lasted {lasted_s:.4g} s",)
 
 
 def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
@@ -423,7 +427,7 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
     if record.status in ("queued", "running"):
         return
     if result is None or result.status != record.status:
-        yield f"its status is {record.status}, but {f'its result {result.status}' if result else 'it has no result'}"
+        yield f"its status is {record.status}, but {f'its result is {result.status}' if result else 'it has no result'}"
     if steps and record.status == "success" and len(steps) != record.plan.steps:
         yield f"its status is success, but {len(steps)} of {record.plan.steps} steps are recorded"
     if result and (why := why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)):
@@ -437,7 +441,9 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
-    """Return the record with the window of the statistics, and the reason if there is none."""
+    """Return the record, with the steady state as its window if the window's rule is ``auto``; and a reason if there is
+    no steady state.
+    """
     plan = record.plan
     if plan.window.rule != STEADY:
         return record, None
@@ -448,7 +454,7 @@ def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRec
 
 
 def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
-    """Return the steps by the attempt that trained them last, without profiled ones."""
+    """Return the steps by the attempt that trained them, latest attempt first, without profiled ones."""
     rest = [step for step in steps if not step.profiled]
     parts = []
     for attempt in reversed(record.attempts):

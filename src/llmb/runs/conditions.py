@@ -39,12 +39,12 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
 EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
-"""Faults that explain a difference, and that another command describes in detail."""
+"""Faults that 'llmb judge --explain' describes in detail."""
 _FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
 BETWEEN_RUNS = " | "
 """Separates the strings of several runs."""
 Values = Mapping[str, str]
-"""Conditions of one side by dotted key. A key that is missing is not known."""
+"""Conditions of one side by dotted key; unknown conditions are missing."""
 SETTINGS = (
     "emulate_fp8",
     "recompute",
@@ -67,7 +67,7 @@ GPU_LIMITS = (
 SPEED_PREFIXES = (*("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVIDIA_"), *("OMP_", "GOMP_", "MKL_", "MALLOC_", "GLOO_"))
 NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES", "_VERSION")
 MOST_NAMED = 3
-"""Maximum number of nodes to name; of more, the number is given."""
+"""Maximum number of nodes to name; more nodes are only counted."""
 MOST_LISTED = 4
 """Maximum number of settings to list in which a run's nodes differ."""
 
@@ -108,7 +108,7 @@ def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
 
 
 def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
-    """Return the differences by key, in alphabetical order."""
+    """Return the differences, sorted by key."""
     keys = sorted(before.keys() | after.keys())
     pairs = ((key, before.get(key), after.get(key)) for key in keys)
     return tuple(Difference(key=key, before=one, after=other) for key, one, other in pairs if one != other)
@@ -207,7 +207,7 @@ def _hardware(environment: Environment | None) -> dict[str, Any]:
 
 
 def _common(values: Sequence[Value]) -> Value | tuple[Value, ...]:
-    """Return the common value, or all values, in order; None if none is known."""
+    """Return the common value, or else all different values, sorted; None if none is known."""
     different = sorted({value for value in values if value is not None}, key=str)
     return different[0] if len(different) == 1 else tuple(different) or None
 
@@ -250,7 +250,7 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
-    """Return changed settings, important ones first. A new node is compared with the usual values."""
+    """Return changed settings, important ones first. A new node is compared with the values usual ``before``."""
     changes = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
     return tuple(sorted(changes, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 
@@ -263,14 +263,14 @@ def _of_node(node: str, before: dict[str, str], now: dict[str, str]) -> Iterable
 
 
 def is_comparable(key: str, *values: object) -> bool:
-    """Return whether a difference in a setting is meaningful: it is not if one side could not be read."""
+    """Return whether a difference is meaningful: all values must be known, unless the setting may be unset."""
     return key.startswith(SET_OR_NOT) or None not in values
 
 
 def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
-    """Return differences between conditions of runs, except for settings that one side does not report.
+    """Return differences between conditions of runs, except for settings that only one side reports.
 
-    A side without any settings does not report its variables either.
+    An unset variable counts as reported if both sides report settings.
     """
     of_settings = (SET_OR_NOT, *PREFIXES)
     both_tell = all(any(key.startswith(of_settings) for key in side) for side in (before, after))
@@ -289,7 +289,7 @@ def faults_of(record: RunRecord, result: Result) -> Faults:
 
 
 def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
-    """Describe the nodes that differ from the others of a run in an important setting."""
+    """Describe the important settings that differ between the nodes of a run, if all nodes report them."""
     settings = settings_of_run(record)
     if not settings:
         return ()
@@ -390,13 +390,13 @@ def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
 
 
 def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
-    """Format each fault as one string, with the command that explains it for the run ``run_id``."""
+    """Format each fault as one string; those in ``EXPLAINED`` with the command that explains them for ``run_id``."""
     more = f" (see 'llmb judge {run_id} --explain')"
     return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
 
 
 def together(sides: Iterable[Values]) -> dict[str, str]:
-    """Combine the strings of several runs by key."""
+    """Combine the strings of several runs by key: distinct strings are joined, other work is shown as ranges."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
     texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}

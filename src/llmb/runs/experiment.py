@@ -21,7 +21,7 @@ RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 OVERRIDES = {"seq_len": "seq{}", "first_stage_layers": "first{}", "last_stage_layers": "last{}"}
 """Overrides of the layout that the rest of the name does not show."""
 LONGEST = 60
-"""Maximum length: together with the rest of the name it must fit into the 255 characters of a file name."""
+"""Maximum length of the settings in a name, so that the whole name fits into the 255 characters of a file name."""
 DIGITS = 6
 
 
@@ -52,7 +52,7 @@ def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
 
 
 def _parts(plan: Plan, program: str, arguments: Mapping[str, str]) -> str:
-    """Return the GPU type (unless it is cpu) and all differences from the recipe, each after an underscore."""
+    """Return the GPU type (unless it is cpu), the program and all differences from the recipe, after underscores."""
     parts = [*_layout_parts(plan.recipe), *_program_parts(program, arguments)]
     settings = "_".join([*_data_parts(plan), *_engine_parts(plan)])
     parts.append(settings if len(settings) <= LONGEST else f"set-{_digest(settings)}")
@@ -200,7 +200,7 @@ def probe(folder: Path) -> None:
 
 
 def probe_file(path: Path) -> None:
-    """Write a small file to disk. Raise OSError if that fails, and then leaves no file behind."""
+    """Write a small file to disk. If that fails, remove it and raise OSError."""
     try:
         with path.open("wb") as stream:
             stream.write(bytes(PROBE_BYTES))

@@ -27,7 +27,7 @@ MOST_RANKS = 16
 def time_to_notice(limit_s: float) -> float:
     """Return the seconds without progress after which ranks act, so that the run ends within ``limit_s``.
 
-    If the limit is too short for that, ranks act after half of it, but not on every short pause.
+    If the limit is short, ranks act after half of it, and not earlier: short pauses must not end the run.
     """
     return max(limit_s / 2, limit_s - ENDING_S)
 
@@ -79,10 +79,11 @@ class RankStatus:
 
 
 def find_stall(ranks: Sequence[RankStatus], limit_s: float, patience_s: float) -> str | None:
-    """Return the ranks that block the run, for the log; None while the run makes progress, or may do so.
+    """Describe the ranks that block the run, for the log; return None while it makes progress, or may do so.
 
-    A rank without a heartbeat for ``patience_s`` is not responding. The run is hung if no responding rank has made
-    progress within the limit of its phase or, once a rank has not responded for the limit, within the limit itself.
+    A rank without a heartbeat for ``patience_s`` is not responding, unless it is exiting. The run is hung if no
+    responding rank has made progress within the limit of its phase or, once a rank has not responded for the limit,
+    within the limit itself.
     """
     silent = [status for status in ranks if status.silent_s > patience_s and not _left(status)]
     awake = [status.beat for status in ranks if status.beat and status.silent_s <= patience_s]
@@ -241,13 +242,13 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
 
 
 def first_failure(log: str) -> str | None:
-    """Return the rank that most likely failed first, and its error; None if the log names none."""
+    """Describe the rank that most likely failed first, and its error; return None if the log names none."""
     failure = _find(log)
     return failure.sentence if failure else None
 
 
 def failed_host(log: str) -> str | None:
-    """Return the node of the rank that failed first; None if only its victims are known."""
+    """Return the node of the rank that failed first; None if the log shows no failure except lost connections."""
     failure = _find(log)
     return failure.host if failure and not VICTIM.search(failure.how) else None
 

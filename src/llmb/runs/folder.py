@@ -76,9 +76,9 @@ class RunFolder:
     record = Inside("run.json")
     steps = Inside("metrics.jsonl")
     rank_times = Inside("rank_times.jsonl")
-    """The computing time of each rank in each step; for the engine with several ranks."""
+    """Each rank's forward time of a layer in each step; for the engine with several ranks."""
     expert_load = Inside("expert_load.json")
-    """Each expert's share of tokens over the whole run; for a model with experts."""
+    """Each expert's fraction of the tokens routed in its layer, over all steps; for a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)
     """Traces of the PyTorch profiler, one per rank."""
     nsys_profile = Inside(NSYS_FOLDER)
@@ -98,13 +98,13 @@ class RunFolder:
     environment = Inside("environment.json")
     """Written by the workers; its content moves into the record when the run ends."""
     vboost = Inside(VBOOST_FILE)
-    """The result of a boost of the GPUs, by the batch script; moves into the record when the run ends."""
+    """The result of ``nvidia-smi boost-slider`` in the batch script; moves into the record when the run ends."""
     stall = Inside("stall.txt")
     """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
     job = Inside("job.json")
     """The scheduler's handle of the run, written after submission."""
     imported = Inside("imported.json")
-    """The origin of a run of another root."""
+    """The origin of a run that was imported from an archive."""
     launch_output = Inside("launch.out")
     """Output of a program's script that queued the job; only for a run that is queued this way."""
     job_spec = Inside("job_spec.json")
@@ -156,7 +156,7 @@ class InstallRoot:
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     """Return $LLMB_INSTALL or $STAGE_PATH, or the nearest folder at or above ``start`` with a cluster_config.yaml,
     or the user's default, or ~/.llmb, in this order. As in the reference scripts, an empty variable is unset. Raise
-    UsageError if the variables differ, if the defaults cannot be read, or if another user owns the folder.
+    UsageError if the variables differ, if the defaults are unusable, or if the folder or the file is another user's.
     """
     texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     roots = {name: Path(text).expanduser().absolute() for name, text in texts.items()}
@@ -183,7 +183,9 @@ def user_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_root(path: Path) -> Path | None:
-    """Return the root of installation in the user's defaults; None without one. Raise UsageError if it is relative."""
+    """Return the root of installation in the user's defaults; None without one. Raise UsageError if it is relative, or
+    if the file cannot be read or belongs to another user.
+    """
     from llmb.catalogue.data_files import read_data  # few users have such a file
 
     check_owner(path)
@@ -209,7 +211,7 @@ class NotWritable(EnvironmentProblem):
 
 def cannot_write(path: Path, error: OSError) -> NotWritable:
     advice = WRITE_ADVICE.get(error.errno or 0, "set LLMB_INSTALL to another folder")
-    return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
+    return NotWritable(f"llmb cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
 @contextmanager
@@ -262,7 +264,7 @@ def new_file(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        what, do = f"cannot write: {error.strerror or error}", "free some space there, or write elsewhere"
+        what, do = f"llmb cannot write: {error.strerror or error}", "free some space there, or write elsewhere"
         raise EnvironmentProblem(what, where=str(path), do=do) from error
     finally:
         with suppress(OSError):

@@ -33,7 +33,7 @@ from llmb.runs.profiling import Profile
 
 
 class Start(Record):
-    """The checkpoint that a run resumes from: its path, and the progress of its training."""
+    """The checkpoint that a run resumes from, and the progress of the training that saved it."""
 
     path: str
     step: Count
@@ -66,13 +66,13 @@ class TrainingInputs(Record):
     weights: InitialWeights | None = None
     dataset: TrainingDataset | None = None
     packing: Packing | None = None
-    """Statistics of ``dataset`` for the attention of the run's model; only set together with ``dataset``."""
+    """Statistics of ``dataset`` for the model's attention; those of the recipe if the dataset is not prepared yet."""
 
 
 class PredictedStep(Record):
     """The prediction of ``llmb predict`` for a run before it starts.
 
-    The seconds by cause sum to the step; 95 % of steps are expected within the interval.
+    The seconds by cause in ``breakdown_s`` sum to ``step_time_s``; in 95 % of runs the step time is in ``ci95_s``.
     """
 
     step_time_s: Positive
@@ -96,23 +96,23 @@ class Plan(Record):
     checkpoint_dir: str | None = None
     """An absolute path; the run saves in its own folder below it. None for the run's folder."""
     start: Start | None = None
-    """The checkpoint that the run resumes from; of a run with ``lora``, adapters and their optimizer state."""
+    """The checkpoint that the run resumes from; with ``lora``, it contains only adapters."""
     weights: InitialWeights | None = None
-    """Weights of step 0, also of a run that resumes; None for random weights."""
+    """Weights of step 0, even if the run resumes; None if they were random or are unknown."""
     dataset: TrainingDataset | None = None
     """None for synthetic tokens."""
     lora: Lora | None = None
     """None for a run that trains all weights."""
     verify_checkpoint: bool = True
-    """True if the checksums of ``start`` are verified before it is loaded."""
+    """True if the checksums of ``start``, ``weights`` and ``dataset`` are verified before they are read."""
     profile: Profile | None = None
     nccl_trace: bool = False
     predicted: PredictedStep | None = None
     """None for unsupported predictions, such as on a CPU."""
     documented_software: str | None = None
-    """Name of the recipe's document if the document's own software, as released, trains; None for other programs."""
+    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``, if it trains unchanged; else None."""
     declared_origin: Origin | None = None
-    """Origin for a program other than the engine, with its own weights and data."""
+    """Origin that the other fields do not determine: of another program, or of inputs that are not prepared yet."""
 
     @property
     def origin(self) -> Origin:
@@ -144,14 +144,14 @@ class Plan(Record):
         return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
-        """Return whether a checkpoint is saved after ``step``: after the last step, and at each interval, if set."""
+        """Return whether a checkpoint is saved after ``step``: the last one, or at the end of an interval."""
         if step == self.last_step:
             return self.save_checkpoint
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Return the origin of weights; for a run that resumes from ``start``, that of the training so far."""
+    """Return the origin of ``weights``; without them, that of the training resumed from ``start``, else random."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:
@@ -174,23 +174,23 @@ class ComputePath(Record):
     shards_parameters: bool
     """Ranks shard parameters, gradients and optimizer state (FSDP); otherwise each holds all parameters."""
     exchanges_updates: bool
-    """Ranks that hold all parameters sum gradients, and exchange the parameters that each of them updates."""
+    """Ranks that hold all parameters sum gradients and, with sharding ``optimizer``, exchange updated parameters."""
     keeps_gathered: bool
     """Parameters stay gathered for all micro-batches of a step, so that FP8 casts their weights once."""
     compiled: bool
     """Blocks are compiled by torch.compile."""
     joins_products: bool
-    """Layers with the same input are multiplied as one matrix. Eager code would copy results and gradients to split
-    them. FP8 joins its own; blocks that stay in bf16 are then bitwise equal, compiled or not."""
+    """Layers with the same input are multiplied as one matrix, which eager code would have to split by copies. False in
+    an FP8 run, which joins FP8 layers differently, and in which bf16 blocks are bitwise equal, compiled or not."""
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
-    """How micro-batches' gradients are summed: by products of bf16 matrices, in bf16; autograd, in fp32; FSDP."""
+    """How gradients of micro-batches are summed: by the products themselves, in bf16; by autograd, in fp32; by FSDP."""
     overlaps_tp: bool
     """Gathers and scatters of the sequence overlap with products in the backward pass."""
     fuses_casts: bool
-    """FP8 casts the results of activations, and gradients of rotated heads, as it computes them: with delayed scaling,
-    whose scales are known in advance, and trained weights."""
+    """Activations and rotations of gradients cast their results to FP8 themselves. This requires delayed scaling, whose
+    scales are known in advance, and a run without adapters."""
     casts_attention_again: bool
-    """The backward pass repeats the cast of attention's output, of which a pipeline holds many at a time in bf16."""
+    """The backward pass casts attention's output to FP8 again: a pipeline would hold many micro-batches' casts."""
 
 
 class EnginePlan(Plan):
@@ -198,7 +198,7 @@ class EnginePlan(Plan):
 
     emulate_fp8: bool = False
     recompute: Recompute
-    """Required: it identifies the plan of an engine's run in a file."""
+    """Required, so that it distinguishes an EnginePlan in a file from a Plan."""
     compiled: bool = False
     keep_logits: bool = False
     attention_backend: AttentionChoice = "auto"
@@ -239,12 +239,12 @@ def make_plan(
     inputs: TrainingInputs | None = None,
     trains: bool = True,
 ) -> EnginePlan:
-    """Make a plan, and check that the engine can train ``recipe`` this way. Unless it ``trains``, the plan is for a
+    """Make a plan, and check that the engine can train ``recipe`` this way. If ``trains`` is False, the plan is for a
     prediction, and the model may have parts that the engine lacks.
 
     A run that resumes takes seed and training (optimizer, schedule, data) from the checkpoint, except for explicit
-    choices and values that an imported checkpoint lacks. Gradients are reduced as the recipe specifies, and in fp32 if
-    the run computes in fp32.
+    choices and values that an imported checkpoint lacks. Gradients are reduced in the chosen dtype, by default the
+    recipe's, but always in fp32 if the run computes in fp32.
 
     Without a dataset in ``inputs``, sequences are packed from documents of ``document_tokens`` on average; if that is
     not set and the recipe packs, from documents with the recipe's attention cost. The plan's recipe holds the
@@ -327,7 +327,7 @@ def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | Non
 
 
 def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype:
-    """Return the dtype of gradient reductions. It is part of the precision, and so not taken from a checkpoint."""
+    """Return the dtype of gradient reductions, which is part of the precision and not taken from a checkpoint."""
     return "fp32" if recipe.dtype is Dtype.FP32 else chosen or recipe.training.grad_reduce_dtype
 
 
@@ -428,7 +428,7 @@ def _unpacked(recipe: Recipe, training: Training) -> Recipe:
 
 
 def _usual_mean(recipe: Recipe, training: Training) -> int | None:
-    """Return the recipe's mean number of tokens of a document; None if a sequence is one document."""
+    """Return the recipe's mean length of a document in tokens; None if each sequence is one document."""
     seq_len = recipe.layout.seq_len
     if recipe.packing:
         return fitted_mean(recipe.packing.sum_of_squares, seq_len, training.document_lengths)
@@ -436,7 +436,9 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """Yield warnings if checkpoints are published only for other scales. ``loads`` replaces ``plan.start`` if set."""
+    """Yield warnings if checkpoints are published only for other scales. ``loads``: whether the run loads one, by
+    default whether the plan has a ``start``.
+    """
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:
         return

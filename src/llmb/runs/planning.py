@@ -68,9 +68,9 @@ class Search:
         return find_workload(self.catalogue, self.recipe.workload).sources.get(self.recipe.size)
 
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
-        """Return the existing inputs, and note missing ones. ``resumed`` is the checkpoint that the run resumes."""
+        """Return the inputs; note missing ones and problems. ``resumed``: the checkpoint that the run resumes from."""
         if self.choices.synthetic and (explicit := self._explicit()):
-            self.problems.append(f"{explicit} is set, but {SYNTHETIC} does not need it; omit one of them")
+            self.problems.append(f"{explicit} is set, but {SYNTHETIC} trains without it; omit one of them")
             return TrainingInputs()
         imported = resumed if resumed and resumed.record.imported_from else None
         if resumed and not imported:
@@ -81,7 +81,7 @@ class Search:
             again = self._prepare("dataset", f"{self._seq_len_option()} --force")
             self.problems.append(
                 f"the tokenizer of the dataset in {inputs.dataset.path} differs from that of the checkpoint in "
-                f"{inputs.weights.path}: prepare it with the checkpoint's ({again}; --source, if it was local)"
+                f"{inputs.weights.path}: prepare the dataset again ({again}; for local samples, also pass --source)"
             )
         return inputs
 
@@ -100,12 +100,12 @@ class Search:
         return UsageError(f"these inputs of {name} are not prepared:\n{lines}", do=do)
 
     def once_prepared(self, plan: EnginePlan) -> EnginePlan:
-        """Return ``plan`` with its origin after preparation."""
+        """Return ``plan`` with the origin that it will have once its inputs are prepared."""
         inputs = TrainingInputs(weights=plan.weights, dataset=plan.dataset)
         return plan.model_copy(update={"declared_origin": self.origin(inputs)})
 
     def origin(self, inputs: TrainingInputs) -> Origin:
-        """Return the origin of a run from ``inputs`` after preparation."""
+        """Return the origin that a run from ``inputs`` will have once all inputs are prepared."""
         weights = weights_origin(inputs.weights)
         if self.source is None or self.choices.synthetic or inputs.dataset:
             return Origin(weights=weights, data=data_origin(inputs.dataset, self.recipe.training))
@@ -174,11 +174,12 @@ class Search:
                 problems.append(f"is damaged: {'; '.join(incomplete)}; prepare it again with --force")
             packing = None if problems else packing_of(path, packed, self.recipe.model)
         except FileNotFoundError:
-            give = "pass the folder of a split and sequence length to --dataset"
-            self.problems.append(f"there is no dataset in {path}: it has no {RECORD}; {give}")
+            do = f"pass the folder that contains {RECORD} with --dataset"
+            self.problems.append(f"there is no dataset in {path}; {do}")
             return {}
         except (OSError, ValidationError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is damaged, or of another version"
+            damaged = "it is damaged, or of another version of llmb; prepare it again with --force"
+            why = error.strerror if isinstance(error, OSError) else damaged
             self.problems.append(f"the dataset in {path} cannot be read: {why}")
             return {}
         self.problems.extend(f"the dataset in {path} {problem}" for problem in problems)
@@ -190,8 +191,8 @@ class Search:
         if self._rejects_weights(saved):
             return TrainingInputs()
         if self.source and saved.record.workload != self.recipe.workload:
-            of = saved.record.workload
-            self.problems.append(f"the checkpoint is of {of}; --weights begins a fine-tuning with its weights")
+            instead = "to begin fine-tuning with its weights, pass it with --weights instead of --load-checkpoint"
+            self.problems.append(f"the checkpoint is of {saved.record.workload}; {instead}")
             return TrainingInputs()
         weights = None
         if began and began.weights.kind == "checkpoint" and began.weights.path and began.weights.name:
@@ -201,15 +202,16 @@ class Search:
             weights = self._base(saved)
         if began is None or began.data.kind == "synthetic" or began.data.path is None:
             if self.choices.dataset:
-                self.problems.append("the training that it resumes has synthetic data; omit --dataset")
+                self.problems.append("the checkpoint was trained on synthetic data; omit --dataset")
             return TrainingInputs(weights=weights)
         if self.choices.synthetic:
-            self.problems.append(f"the training that it resumes is on {began.data.name}; omit {SYNTHETIC}")
+            self.problems.append(f"the checkpoint was trained on {began.data.name}; omit {SYNTHETIC}")
             return TrainingInputs()
         data = self._read(Path(self.choices.dataset or began.data.path))
         dataset = data.get("dataset")
         if isinstance(dataset, TrainingDataset) and identity_of(dataset.packed.crc32) != began.data.identity:
-            self.problems.append(f"the dataset in {dataset.path} is not the one that the checkpoint was trained on")
+            what = f"the dataset in {dataset.path} is not the one that the checkpoint was trained on"
+            self.problems.append(f"{what}; pass the folder of that one with --dataset")
         return TrainingInputs(weights=weights, **data)
 
     def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
@@ -258,7 +260,7 @@ def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: 
 
 
 def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
-    """Return a checkpoint as initial weights. ``name`` is the model's, by default from their source folder or run."""
+    """Return a checkpoint as initial weights. ``name``: of its model; by default, of its source folder or its run."""
     record = saved.record
     source = record.imported_from
     origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"
@@ -289,7 +291,7 @@ def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> b
 def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | None) -> list[str]:
     problems = []
     if source and packed.tokenizer.name != source.model:
-        problems.append(f"has tokens of {packed.tokenizer.name}; the run trains {source.model}")
+        problems.append(f"was tokenized for {packed.tokenizer.name}; the run trains {source.model}")
     if packed.seq_len != recipe.layout.seq_len:
         problems.append(f"has packs of {packed.seq_len} tokens; the run has sequences of {recipe.layout.seq_len}")
     if packed.split != "training":
@@ -325,7 +327,9 @@ def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHe
 
 
 def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """Plan a run with files prepared below ``install``. Raise UsageError with all problems, else NotPrepared."""
+    """Plan a run with files prepared below ``install``. Raise UsageError if it cannot be planned, NotPrepared if only
+    prepared files are missing.
+    """
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     search = search_inputs(catalogue, install, recipe, choices)
     inputs = search.inputs(checkpoint)

@@ -12,7 +12,7 @@ from llmb.catalogue.records import Record
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5
 MOST_RANKS = 8
-"""Number of ranks that are profiled by default: those of the first node."""
+"""Maximum number of ranks that are profiled by default, the first ones."""
 _option = partial(Option, panel="Profiling")
 
 
@@ -165,7 +165,7 @@ def _rank_problems(text: str, ranks: int) -> Iterator[str]:
     if not spans:
         yield f"--profile-ranks is '{text}'; specify ranks such as 0,4-7"
     elif last >= ranks:
-        yield f"--profile-ranks names rank {last}, but the {ranks} ranks are numbered 0-{ranks - 1}"
+        yield f"--profile-ranks contains rank {last}, but the run's last rank is {ranks - 1}"
 
 
 def _spans(text: str) -> tuple[Span, ...]:

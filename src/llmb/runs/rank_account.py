@@ -75,8 +75,8 @@ SURE_MARGIN_GIB = MARGINS[0].gib
 class MemoryUse(Record):
     """The memory of some ranks of a run, and whether it fits on a GPU. Sizes in GiB.
 
-    The engine counts ``exact`` values; an ``estimate`` has a closed form. ``capacity_gib`` is a GPU's nominal memory;
-    if it is unknown, it and ``fits`` are None. ``assumptions`` are differences between a run and the counted one.
+    The engine counts ``exact`` values; an ``estimate`` is computed by formulas. ``capacity_gib`` is a GPU's nominal
+    memory; if it is unknown, it and ``fits`` are None. ``assumptions`` are differences between a run and the count.
     """
 
     method: Literal["exact", "estimate"] = "exact"
@@ -99,7 +99,7 @@ class MemoryUse(Record):
 
 
 def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
-    """Return the plan without its data-dependent parts, and the assumptions that replace them."""
+    """Return the plan with evenly routed tokens, and the assumptions of the count about the data."""
     assumptions = []
     changes: dict[str, object] = {}
     if plan.recipe.packing is not None:

@@ -58,7 +58,7 @@ def seconds_of(time: str | None) -> float | None:
 
 
 class BegunJob(Record):
-    """The run as seen by the scheduler's batch script at its latest start."""
+    """The job of one start of a run, as reported by its batch script."""
 
     scheduler: str
     job_id: str
@@ -68,7 +68,7 @@ class BegunJob(Record):
 
 
 class Attempt(Record):
-    """One start of a run by a scheduler. Its end is None while it is running, and if it was not recorded."""
+    """One start of a run by a scheduler. The fields of its end are None until it ends, or if that was not recorded."""
 
     number: int
     started_at: Time
@@ -110,7 +110,7 @@ class SubmittedJob(Record):
     retry_of: str | None = None
     """Key of the job that this one repeats."""
     process: Process | None = None
-    """Process of a job that is a process of a machine."""
+    """The process of a job that runs without a scheduler; else None."""
     earlier: tuple["SubmittedJob", ...] = ()
     """The earlier jobs of the run."""
 
@@ -281,7 +281,7 @@ def engine_plan(record: RunRecord) -> EnginePlan:
 
 
 def attempt_plan(record: RunRecord) -> EnginePlan:
-    """Return the plan of the latest attempt's workers: that of the run, or what remains of it after a checkpoint."""
+    """Return the plan of the latest attempt's workers: that of the run, or its remaining steps after a checkpoint."""
     plan, attempt = engine_plan(record), record.attempts[-1] if record.attempts else None
     if attempt is None or attempt.checkpoint is None:
         return plan
@@ -330,7 +330,7 @@ def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageEr
     why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
     do = None
     with suppress(OSError):
-        do = f"the log has the run's steps: 'llmb parse {folder.log}'" if folder.log.is_file() else None
+        do = f"run 'llmb parse {folder.log}' to read the run's steps from its log" if folder.log.is_file() else None
     return UsageError(f"the run's record cannot be read: {why}", where=str(folder.record), do=do)
 
 
@@ -356,7 +356,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:
         raise InfrastructureError(
-            f"the run was started {number - 1} times; its limit is {record.retries} retries",
+            f"the run was started {number - 1} times, and its number of retries is limited to {record.retries}",
             where=str(folder.path),
             do="run 'llmb jobs nodes' to find nodes with many failures, then submit the run without them (--exclude)",
         )
@@ -394,8 +394,8 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Return the plan with the window for an attempt from ``first_step``. Statistics are of one attempt: one that
-    begins before the window's end needs another window. Explicit steps stay; the result reports the split.
+    """Return the plan with the window for an attempt from ``first_step``. All steps of a window should be of one
+    attempt, so an attempt that begins before the window's end gets another one. A window of explicit steps stays.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan
@@ -414,7 +414,7 @@ def attempt_line(attempt: Attempt) -> str:
 
 
 def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
-    """Copy the steps of attempt ``number`` to their own file, and keep those that the next one does not repeat."""
+    """Copy all steps to the file of attempt ``number``, and keep only those before ``first_step`` in the run's file."""
     if not folder.steps.exists():
         return
     path = folder.steps_of_attempt(number)
@@ -425,7 +425,7 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
 
 
 def _ended_attempts(folder: RunFolder, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """Return the attempts so far, the last one with its end if that was recorded completely."""
+    """Return the attempts so far, the last one with its end if its batch script recorded it."""
     try:
         end = read_job_end(folder)
     except ValueError:

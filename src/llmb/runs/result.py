@@ -47,7 +47,7 @@ class LayerLoad:
     max_over_mean: float
     """Tokens of the busiest expert divided by the mean; 1 is balanced."""
     rank_max_over_mean: float
-    """Rows of experts that the fullest rank computes, divided by the mean of the ranks that exchange tokens."""
+    """Rows that the fullest rank computes for its experts, divided by the mean of the ranks that exchange tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class ExpertLoadReport:
     capacity_factor: float | None = None
     """None if no token was dropped."""
     dropped_pct: float = 0.0
-    """Fraction of the tokens routed to an expert that exceeded its capacity."""
+    """Percentage of the routed tokens that were dropped, because their experts were full."""
     rank_max_over_mean: float | None = None
-    """Mean of all layers; None for a run that did not record it, as are ``layers`` empty."""
+    """Mean over all layers with experts; None, and ``layers`` empty, for a run that did not record it."""
     layers: tuple[LayerLoad, ...] = ()
 
 
@@ -123,7 +123,7 @@ class Reference(Record):
     convention: str | None = None
     """The convention by which the source counts FLOPs; None if it has only a step time."""
     source: str
-    """Document and line, folder of the baseline, or the user's file and entry."""
+    """A document and its line, the folder of the baseline, or the user's file and its entry."""
     runs: int | None = None
     """Number of runs in a baseline; None for a single figure."""
 
@@ -187,9 +187,9 @@ class Result(ReasonedRecord):
     loss: Loss | None
     peak_memory_gib: float | None
     window: Window | None = None
-    """The steps of the statistics, if they were determined after the run; None for the window of the plan."""
+    """The window of the statistics if it was determined after the run; None for the window of the plan."""
     measurement_reason: str | None = None
-    """The reason why the figures are not a measurement; None if they are, or if there are none."""
+    """The reason why the statistics are not a measurement; None if they are, or if there are none."""
     checkpoint: CheckpointReport | Missing | None = None
     """None for a run that neither loads nor saves."""
     profile: ProfileReport | None = None
@@ -201,9 +201,9 @@ class Result(ReasonedRecord):
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     real_tokens_per_s: float | None = None
-    """Without padding; the same as ``tokens_per_s`` if sequences are not packed."""
+    """Rate without padding; equal to ``tokens_per_s`` if sequences are not packed."""
     packing: Annotated[Packing, WrapValidator(ValidateOnce())] | None = None
-    """Statistics of the sequences, of the steps of the window if they have them; None if they are not packed."""
+    """Statistics of the sequences: of the window's steps or, without those, of the recipe; None if none are packed."""
     parameters: Annotated[Parameters, WrapValidator(ValidateOnce())] | None = None
     """None without figures."""
     tflops_per_gpu: dict[str, float | None] | None = None
@@ -219,13 +219,13 @@ class Result(ReasonedRecord):
     note: str | None = None
     """The event after the last step of a success: an error, a signal, the time limit; else None."""
     error_at_end: str | None = None
-    """The log's error after the last step of a success, except the time limit: a verdict is soft."""
+    """The log's error after the last step of a success, except the time limit; it makes a verdict soft."""
     resources: ResourceUse | Missing = NOT_SUCCESSFUL
     """Use of resources in the steps of the window."""
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
-    """Other work around the window; its ``disturbing`` makes a verdict soft."""
+    """Other work from before the window to after it; its ``disturbing`` makes a verdict soft."""
     untried: str | None = None
-    """The note that its version of torch was never tested; None if it was, or is unknown."""
+    """The note that the run's version of torch was never tested; None if it was tested, or is unknown."""
     pretended: PretendedRank | None = None
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("it was not recorded")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``metrics.jsonl``: one JSON object per step, in full precision, readable while it is written.
 
-``rank_times.jsonl`` has the time that each rank computed, by step; its size is limited, however long the run is.
+``rank_times.jsonl`` has each rank's forward time of a layer by step, or in a long run by group of steps.
 """
 
 import json
@@ -34,12 +34,12 @@ class ExpertLoad:
     idle_experts: int
     """Experts without tokens, summed over layers."""
     dropped_share: float = 0.0
-    """Fraction of the tokens that chose an expert which exceeded its capacity."""
+    """Fraction of the routed tokens that were dropped, because their experts were full."""
     layers_max_over_mean: tuple[float, ...] = ()
     """``max_over_mean`` of each layer with experts; empty if it was not recorded."""
     layers_rank_max_over_mean: tuple[float, ...] = ()
-    """Rows that the fullest rank computes divided by the mean of the ranks that exchange tokens, for each such layer:
-    the mean of all micro-batches and groups of ranks. 1 if all ranks compute as many."""
+    """Rows that the fullest rank computes divided by the mean of the ranks that exchange tokens, for each such layer,
+    over all micro-batches and groups of ranks. 1 if all ranks compute the same number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class Fp8Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step. Memory is of the rank that uses the most; step times differ between ranks only by waiting.
-    For a pretended rank, all values, even tokens, are its own, and there is no loss or gradient norm.
+    """One training step. Its time is that of the slowest rank (on a CPU, of the first), its memory that of the rank
+    that uses the most. For a pretended rank, all values, even tokens, are its own, without loss or gradient norm.
     """
 
     step: int
@@ -81,11 +81,11 @@ class Step:
     pause_s: float
     """The time between the previous step and this one, on the rank where it was longest: logging, saving."""
     layer_s_median: float
-    """Median over all ranks of the mean time of a layer's forward pass in the first micro-batch."""
+    """Median over all ranks of a layer's mean forward time in the first micro-batch."""
     layer_s_max: float
     slowest_layer_rank: int
     outside_layers_s: float
-    """The time from the step's data to the last of those layers, less their own; on the rank where it was shortest."""
+    """The time before and between those layers, without the wait for data; on the rank where it was shortest."""
     ended_s: float
     """The end of the step as the first rank saw it, in Unix time."""
     saving: bool = False
@@ -99,9 +99,9 @@ class Step:
     sum_of_squares: int | None = None
     """Sum of the squared lengths of all documents; None if a sequence is one document."""
     chunked_sum_of_squares: int | None = None
-    """Sum of squares for documents split at the model's attention chunks; None if no document is longer than one."""
+    """This sum for documents split at the model's attention chunks; None if no document is longer than a chunk."""
     host_ahead_s: float | None = None
-    """The time that the host waited for the device, on the rank where it was shortest; None without a queue."""
+    """The time that the host waited for the GPU to end the step, on the rank where it was shortest; None on a CPU."""
 
     @property
     def finite(self) -> bool:
@@ -168,7 +168,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Parse every line with ``read``; omit an incomplete last line. Raise BrokenRecord for any other."""
+    """Parse each line with ``read``; omit an invalid last line. Raise BrokenRecord if any other line is invalid."""
     if not path.exists():
         return []
     records: list[Line] = []
@@ -184,7 +184,7 @@ def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
 
 
 class StepNews(NamedTuple):
-    """A completed step. Values that not every program reports are None if unknown."""
+    """A completed step. Values that the program does not report are None."""
 
     step: int
     step_time_s: float
@@ -237,11 +237,11 @@ MOST_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """The forward pass of a layer on each rank, in microseconds, as in ``Step.layer_s_max``."""
+    """The mean forward time of a layer on each rank in a step, in microseconds; see ``Step.layer_s_median``."""
 
     first_step: int
     last_step: int
-    """The last step of a group, in a long run: each value is then the longest of the group."""
+    """In a long run, the last step of a group; each value is then the longest of the group."""
     layer_us: tuple[FiniteFloat, ...]
 
 

@@ -89,8 +89,8 @@ def nccl_log(folder: RunFolder, rank: int) -> Path:
 
 
 def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
-    """Report a run's profile; return None if it is not profiled. A saved breakdown is reused. Of Nsight Systems, the
-    first existing report is exported.
+    """Report a run's profile; return None if it is not profiled. A saved breakdown is reused. If the profiler is Nsight
+    Systems, the first existing report is exported.
     """
     if plan.profile is None:
         return None
@@ -100,7 +100,7 @@ def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
     there = [path for path in existing if path.stat().st_size]
     missing = [path.name for path in expected if path not in there]
     warnings = [plan.profile.reason] if plan.profile.reason else []
-    warnings += [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
+    warnings += [f"profiles were not written: {', '.join(missing)}; the run's log may show why"] if missing else []
     try:
         breakdown = read_breakdown(folder)
     except (OSError, BrokenRecord) as error:
@@ -146,13 +146,13 @@ class NetworkUse(Network):
     """The network of a run, and its problems."""
 
     faults: tuple[str, ...] = ()
-    """Descriptions; a verdict is soft for each."""
+    """Descriptions of problems; any of them makes a verdict soft."""
 
 
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
     """Yield faults. ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the nodes' devices.
 
-    The last one lists the run's variables that may be the reason.
+    After the faults, yield the run's variables that may be the reason, if there are any.
     """
     faults = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
     if fault := _differing(network.nodes):
@@ -257,7 +257,7 @@ def report_network(folder: RunFolder, plan: Plan, environment: Environment | Non
             return network
         return NetworkUse(**dict(network), faults=tuple(find_faults(network, environment, gpu)))
 
-    return read_or_missing("NCCL's output about it", read)
+    return read_or_missing("NCCL's output about the network", read)
 
 
 def _logs(folder: RunFolder) -> Sequence[Path]:

@@ -173,7 +173,7 @@ def reasons(result: Result) -> dict[str, str]:
             "checkpoints.jsonl",
             b"\xff\xfe\n{}\n",
             {"checkpoint"},
-            "the unfinished checkpoints cannot be read: ValueError: line 1 is not a complete save or load",
+            "the times of checkpoints cannot be read: ValueError: line 1 is not a complete save or load",
             id="no text",
         ),
         pytest.param("breakdown.json", b"[]", set(), "", id="a breakdown of another form"),

@@ -171,7 +171,7 @@ def test_a_report_that_cannot_be_exported_is_a_warning(tmp_path: Path, nsys: Cal
     assert result.profile
     assert result.profile.files == ("nsys_profile/profile_2.nsys-rep",)
     assert result.profile.warnings == (
-        "profiles were not written: profile_3.nsys-rep; the log may say why",
+        "profiles were not written: profile_3.nsys-rep; the run's log may show why",
         "no breakdown of a step: profile_2.nsys-rep could not be exported: nsys: the report is from a newer version",
     )
     assert json.loads(folder.record.read_text())["result"]["profile"]["profiler"] == "nsys"

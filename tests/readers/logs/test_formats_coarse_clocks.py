@@ -70,7 +70,7 @@ def test_steps_that_are_too_fast_for_the_clock_have_no_figure():
     """40 steps of 0.1 s: by the clock some take 0 s, and some 1 s."""
     found = judged(bars(even(40, 0.1)) + VALUES + end(40, 4.0), "all")
     assert (found.status, found.step_time_s) == ("too_few_steps", None)
-    assert found.reason.startswith("the log's clock shows whole seconds: 40 steps in 4 s are known ±25 %")
+    assert found.reason.startswith("the log's clock shows whole seconds: 40 steps in 4 s, ±25 %")
 
 
 def test_what_a_coarse_clock_does_not_tell_is_unknown():

@@ -106,7 +106,7 @@ def test_a_header_of_torchtitan_that_does_not_tell_the_replica_groups_is_found_b
     found = judge_log(read(titan(8192, header=TITAN_BATCH.format("")), "all"))
     assert (found.status, found.reason.partition(":")[0]) == (
         "invalid",
-        "step times of the window sum to 396 s, and by the clock 198 s passed",
+        "step times of the window sum to 396 s, but 198 s passed by the clock",
     )
 
 

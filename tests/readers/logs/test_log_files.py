@@ -65,10 +65,10 @@ def test_what_cannot_be_read_is_listed(tmp_path):
     found = find_logs(tmp_path)
     assert {path.name for path in found.logs} == {"inner.out", "link.out"}
     assert reasons(found) == {
-        "folder.out": ("unreadable", "is a directory"),
-        "dangling.out": ("unreadable", "dangling link"),
-        "loop.out": ("unreadable", "dangling link"),
-        "pipe.out": ("unreadable", "not a regular file"),
+        "folder.out": ("unreadable", "it is a directory"),
+        "dangling.out": ("unreadable", "it is a dangling link"),
+        "loop.out": ("unreadable", "it is a dangling link"),
+        "pipe.out": ("unreadable", "it is not a regular file"),
     }
 
 
@@ -83,12 +83,12 @@ def test_a_directory_that_cannot_be_listed_is_listed(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert reasons(find_logs(tmp_path)) == {"closed": ("unreadable", "cannot be listed: Permission denied")}
+    assert reasons(find_logs(tmp_path)) == {"closed": ("unreadable", "the folder cannot be listed: Permission denied")}
 
 
 def test_a_file_that_vanished_is_unreadable(tmp_path):
     outcome = parse_file(tmp_path / "gone.out", "reference").outcome
-    assert (outcome.status, outcome.reason) == ("unreadable", "cannot be read: No such file or directory")
+    assert (outcome.status, outcome.reason) == ("unreadable", "the file cannot be read: No such file or directory")
 
 
 def test_a_file_that_vanishes_while_logs_are_looked_for_is_listed(tmp_path, monkeypatch):

@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "OLMo 2 7B": (config("olmo2", "4096 11008 32 32 32 100352 4096"), "model_type is olmo2"),
     "Phi-3 mini 128k": (
         config("phi3", "3072 8192 32 32 32 32064 131072", **PHI | {"rope_scaling": {"type": "longrope"}}),
-        "rope_scaling has the type longrope; described are default, llama3 and yarn",
+        "rope_scaling has the type longrope; supported: default, llama3, yarn",
     ),
     "Qwen2.5 7B 1M": (
         config(
@@ -222,7 +222,7 @@ def test_the_record_names_the_file_and_its_digest(tmp_path: Path) -> None:
 
 LLAMA, QWEN, OSS = (PUBLISHED[name][0] for name in ("Llama 3.1 8B", "Qwen3 8B", "gpt-oss 20B"))
 CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (LLAMA, {"hidden_act": "gelu"}, "hidden_act is gelu; described is only silu"),
+    (LLAMA, {"hidden_act": "gelu"}, "hidden_act is gelu; only silu is supported"),
     (LLAMA, {"sliding_window": 4096}, "sliding_window is 4096"),
     (LLAMA, {"auto_map": {"AutoModel": "m.M"}}, "auto_map is {'AutoModel': 'm.M'}"),
     (LLAMA, {"is_decoder": True}, "is_decoder is True, not False"),
@@ -235,16 +235,16 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LLAMA, {"rope_scaling": {**LLAMA3_SCALING, "beta": 1}}, "rope_scaling.beta is 1, an unknown setting"),
     (LLAMA, {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_scaling.low_freq_factor: "),
     (LLAMA, {"rope_parameters": {"rope_type": "default"}}, "rope_scaling and rope_parameters differ"),
-    (QWEN, {"use_sliding_window": True}, "use_sliding_window is True; described is only False"),
+    (QWEN, {"use_sliding_window": True}, "use_sliding_window is True; only False is supported"),
     (QWEN, {"layer_types": ["sliding_attention"] * 36}, "layer_types is ["),
     (
         OSS,
         {"layer_types": ["full_attention", "sliding_attention"] * 12},
-        "described are windows in the first of every 2",
+        "only windows in the first of every 2 layers are supported",
     ),
     (PUBLISHED["Qwen3 30B-A3B"][0], {"num_local_experts": 8}, "num_experts differs under its other name"),
-    (OSS, {"experts_per_token": 2}, "num_experts_per_tok is 4; described is only 2"),
-    (PUBLISHED["DeepSeek-V3"][0], {"topk_method": "greedy"}, "topk_method is greedy; described is only noaux_tc"),
+    (OSS, {"experts_per_token": 2}, "num_experts_per_tok is 4; only 2 is supported"),
+    (PUBLISHED["DeepSeek-V3"][0], {"topk_method": "greedy"}, "topk_method is greedy; only noaux_tc is supported"),
     (PUBLISHED["DeepSeek-V3"][0], {"qk_rope_head_dim": None}, "qk_rope_head_dim is None; it must be a whole number"),
     (PUBLISHED["Mistral 7B v0.1"][0], {"sliding_window": "all"}, "sliding_window is all; it must be a whole number"),
 ]
@@ -271,7 +271,7 @@ def test_a_window_is_a_part_that_the_engine_lacks_and_null_is_none(tmp_path: Pat
         ("[]", "not a JSON object"),
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-        ("{}", "model_type is None, whose parts are not described"),
+        ("{}", "model_type is None, which is not supported"),
         ('{"model_type": "llam"}', "valid: llama"),
         ('{"model_type": "llama", "head_dim": 64, "head_dim": 128}', "not valid JSON: 'head_dim' occurs twice"),
         ('{"model_type": ["llama"]}', "model_type is ['llama']"),

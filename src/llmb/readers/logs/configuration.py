@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the configuration of a run that has no record, from the beginning of its log and from the log's path.
+"""Reads the configuration of a run that has no record, from the beginning of its log and from the log's path.
 
 Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
 and ``release`` of the reference suite if the path contains it.

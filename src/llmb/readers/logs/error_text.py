@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the reason for a failure or a slowdown in the text of a log."""
+"""Finds the reason for a failure or a slowdown in the text of a log."""
 
 import re
 from typing import Literal, NamedTuple

@@ -45,7 +45,7 @@ _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
         "preparation of a dataset or a checkpoint",
     ),
 )
-"""File names that reveal the content: the first match counts. These files are not read."""
+"""Names of files that are not read, with the resulting status and reason; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class LogFiles:
 
 def find_logs(root: Path) -> LogFiles:
     """Find all ``*.out`` and ``*.out.gz`` files below ``root``; if ``root`` is a file, return it, whatever its name.
-    Raise UsageError if there is no such file.
+    Raise UsageError if there is none.
     """
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())
@@ -97,7 +97,7 @@ def find_logs(root: Path) -> LogFiles:
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
-    """Find the logs below several folders, each file once. Raise UsageError if one of the folders has none."""
+    """Find the logs in ``roots``, folders or files, each log once. Raise UsageError if one of them has none."""
     roots_files = [find_logs(root) for root in roots]
     if len(roots_files) == 1:
         return roots_files[0]
@@ -130,7 +130,7 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
             with os.scandir(folder) as listed:
                 entries = [entry for entry in listed if not entry.name.startswith(".")]
         except OSError as error:
-            outcome = LogOutcome("unreadable", f"cannot be listed: {error.strerror}")
+            outcome = LogOutcome("unreadable", f"the folder cannot be listed: {error.strerror}")
             refused.append(ParsedFile(Path(error.filename), outcome))
             continue
         paths += [entry.path for entry in entries if entry.name.endswith((*LOG_NAMES, OTHER_NAME))]
@@ -172,11 +172,11 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
         status = path.stat() if status is None or stat.S_ISLNK(status.st_mode) else status
     except OSError as error:
         barred = isinstance(error, PermissionError)  # then it is unknown whether the path is a link
-        why = "dangling link" if not barred and path.is_symlink() else error.strerror
+        why = "it is a dangling link" if not barred and path.is_symlink() else error.strerror
         return LogOutcome("unreadable", f"{why}")
     if stat.S_ISREG(status.st_mode):
         return status.st_size
-    return LogOutcome("unreadable", "is a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file")
+    return LogOutcome("unreadable", f"it is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
@@ -188,10 +188,10 @@ def parse_file(path: Path, rule: str) -> ParsedFile:
             log = read_log(stream, "last" if documented == "last" else rule, path=path, documented=documented)
     except UsageError as error:
         cause = error.__cause__
-        why = f"cannot be read: {cause.strerror}" if isinstance(cause, OSError) else error.what
+        why = f"the file cannot be read: {cause.strerror}" if isinstance(cause, OSError) else error.what
         return ParsedFile(path, LogOutcome("unreadable", why))
     except OSError as error:
-        return ParsedFile(path, LogOutcome("unreadable", f"cannot be read: {error.strerror}"))
+        return ParsedFile(path, LogOutcome("unreadable", f"the file cannot be read: {error.strerror}"))
     return ParsedFile(path, judge_log(log), not log.is_in_head or NCCL in log.head)
 
 

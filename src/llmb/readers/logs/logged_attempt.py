@@ -20,7 +20,7 @@ from llmb.readers.logs.step_line import StepLine
 
 GBS, SEQ_LEN, GPUS = "layout.gbs", "layout.seq_len", "layout.gpus"
 MOST_APART = 1.1
-"""Maximum ratio between the work of two steps, each the product of a rounded rate and a rounded time."""
+"""Maximum ratio between numbers of tokens, of which one is the product of a rounded rate and a rounded time."""
 
 
 @dataclass(slots=True)
@@ -34,9 +34,9 @@ class PrintedWork:
     before: tuple[int, int] | None = None
     """A step, and the number of samples consumed by the end of that step."""
     work: tuple[float, float] | None = None
-    """The least and the greatest number of tokens per GPU and step, from rate and time."""
+    """The smallest and the largest number of tokens per GPU in a step, each the product of its rate and time."""
     tokens: Counter[int] = field(default_factory=Counter)
-    """The number of steps by number of tokens, without padding."""
+    """The number of steps with each number of tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
         """Add the next line of the window."""
@@ -148,7 +148,7 @@ class LoggedAttempt:
 
     rule: str
     foreseen_last: int | None = None
-    """Number of the run's last step, if known before the log is read."""
+    """Number of the run's last step, if known from an earlier pass over the log."""
     documented: str | None = None
     """The window of the log's document, if known."""
     first_number: int = 0
@@ -179,15 +179,15 @@ class LoggedAttempt:
     skipped_in_window: int = 0
     """Steps with a skipped update, according to lines in the window."""
     mean_of: int = 1
-    """The largest declared number of averaged steps."""
+    """The largest number of averaged steps that a line declares."""
     clock_s: float = 0.0
     """The coarsest resolution of the clock from which step times are derived; see ``StepLine``."""
     work: PrintedWork = field(default_factory=PrintedWork)
     """The work of a step according to the lines of the window."""
     profiled: tuple[int, int] | None = None
-    """The first and the last step in which a profiler started or ended; they have no time."""
+    """The first and the last step in which a profiler started or ended, and which therefore have no time."""
     untimed: set[int] = field(default_factory=set)
-    """Numbers of such steps in the window."""
+    """Numbers of steps in the window without a time, because a profiler started or ended in them."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
     """The intervals between lines of the window, if both have times."""
@@ -201,11 +201,11 @@ class LoggedAttempt:
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)
-    """The distances between logged steps, with their counts."""
+    """The number of times that each distance between logged steps occurs."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step logged by each rank."""
     left_out: str | None = None
-    """The value in the last line that has one; this also holds for the next field."""
+    """``StepLine.left_out`` of the last line that has it; likewise ``contradiction``."""
     contradiction: str | None = None
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""

@@ -24,9 +24,9 @@ MOST_GAPS = 20
 LOG_WARNING = "log_warning"
 """Key of the verdict's condition on ``warnings``."""
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
-"""A longer pause between two lines, also as a multiple of their steps' time, is suspicious if no line explains it."""
+"""A pause between two lines is suspicious if it exceeds both this time and this multiple of their steps' time."""
 DISTINCT_TIMES = 5
-"""Number of different step times from which the times of a run identify it."""
+"""Minimum number of different step times for them to identify a run."""
 WIDEST_CLOCK_ERROR = 0.05
 """Maximum relative error of a step time from a clock of whole seconds, for the step time to be reported."""
 MOST_TFLOPS = 1e30
@@ -67,9 +67,9 @@ class LogOutcome:
     clock_error_s: float | None = None
     """Maximum error of the step time, because the log's clock is coarse."""
     left_out: str | None = None
-    """The time excluded from the step times; also in the reason."""
+    """Description of the time excluded from the step times, such as evaluations; also in the reason."""
     warnings: tuple[str, ...] = ()
-    """Suspicious facts about the window, or contradictions of the step times, which do not change them."""
+    """Suspicious facts about the window, and logged values that contradict the step times, which remain valid."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
@@ -83,7 +83,7 @@ class LogOutcome:
     configuration: Mapping[str, Value] = field(default_factory=dict)
     """The configuration of the run from the log and its path; see ``llmb.readers.logs.reader``."""
     error_at_end: str | None = None
-    """The error after the last step of a measurement, from its log; the scheduler's time limit does not count."""
+    """The error in the log after the last step of a measurement; the scheduler's time limit does not count."""
     digest: str | None = None
     """Digest of the logged values: equal for copies of a log, whatever their names; None without a step."""
 
@@ -170,8 +170,8 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
 
 
 def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
-    """Yield a description of a logged value that contradicts the step times, and irregularities of the lines'
-    timestamps, from which the step times are not derived."""
+    """Describe a logged value that contradicts the step times, and irregular timestamps of the lines, if the step times
+    are not derived from them."""
     if attempt.contradiction:
         yield attempt.contradiction
     if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
@@ -201,9 +201,9 @@ def _statistics(values: "array[float]", weights: Sequence[int] | None, error: fl
 def _coarse_text(attempt: LoggedAttempt, times: Statistics) -> str:
     steps = "1 step" if times.count == 1 else f"{times.count} steps"
     seconds = times.mean * times.count
-    precision = f"±{100 * attempt.clock_s / seconds:.0f} %" if seconds else "not at all"
+    precision = f"±{100 * attempt.clock_s / seconds:.0f} %" if seconds else "of unknown precision"
     most = f"{100 * WIDEST_CLOCK_ERROR:.0f} %"
-    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s are known {precision}; the limit is {most}"
+    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s, {precision}; the limit is ±{most}"
 
 
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:

@@ -35,21 +35,21 @@ class StepLine(NamedTuple):
     after: int | None = None
     """The step after which the run began or resumed; only in the run's first line, and only if the log contains it."""
     logged_s: float | None = None
-    """The line's timestamp, in addition to a step time that the program measured."""
+    """The line's timestamp in Unix time, in addition to a step time that the program measured."""
     left_out: str | None = None
-    """The time excluded from the step times so far."""
+    """Description of the time excluded from the step times so far."""
     contradiction: str | None = None
     """Description of a logged value that contradicts the step times so far."""
     interrupted: bool = False
     """True after an evaluation or a checkpoint since the previous line, which the step time excludes."""
     gbs: int | None = None
-    """Sequences per step; None, as in the next two fields, if the log rounds the number."""
+    """Sequences per step; None, like the next two fields, if the log lacks or rounds the number."""
     samples: int | None = None
     """Sequences of all steps so far."""
     tokens: int | None = None
     """Tokens of the step, without padding."""
     tokens_per_s_per_gpu: float | None = None
-    """The printed value; None if it is derived from the step time."""
+    """The printed value; None if it does not check the step time, because one is derived from the other."""
     ramped_up: bool = False
     """True if the log shows that the batch size is still growing."""
     profiled: bool = False

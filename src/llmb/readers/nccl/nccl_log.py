@@ -53,9 +53,9 @@ _TABLE_HEADER = re.compile(rb"#[ \t]{0,100}size [^\r\n]{0,300}\bbusbw\b[^\r\n]{0
 _MOST_QUOTED = 120
 CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
-"""The number of different calls above which sizes are grouped by powers of two."""
+"""Number of different calls, beyond one per handle, above which sizes are grouped by powers of two."""
 MOST_HANDLES = 500_000
-"""Limit of pointers to communicators in all files; each takes about 1 KB."""
+"""Maximum number of handles (pointers to communicators) in all files; each takes about 1 KB."""
 # The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
 # Every repetition is bounded or possessive, so that no text takes quadratic time.
 _COUNTED = rb": opCount "

@@ -311,7 +311,7 @@ class Network(Record):
     gpudirect: bool | None
     """True if network cards access the memory of GPUs directly."""
     nvls: bool | None
-    """True if NVLink switches reduce."""
+    """True if NVLink switches reduce data (NVLink SHARP)."""
     mnnvl: bool | None
     """True if NVLink connects several nodes."""
     collnet: bool | None
@@ -420,7 +420,7 @@ def _node(node: NodeFacts, facts: NetworkFacts, *, whole: bool) -> NodesNetwork:
 
 
 def _busy(node: NodeFacts) -> tuple[str, ...] | None:
-    """Return the devices that channels use; None if there is no channel, or a device has no name."""
+    """Return the devices that channels use; None if there is no channel, or if the log does not name a device."""
     devices = [node.names_of(name, index) for name, index in sorted(node.channels)]
     return tuple(dict.fromkeys(one for names in devices for one in names)) if devices and all(devices) else None
 
@@ -461,6 +461,6 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Return how many channels use GPUDirect, if any. On some CPUs, sending through host memory is faster."""
+    """Describe how many channels use GPUDirect; return None if none does. On some CPUs, NCCL sends without it."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -41,7 +41,7 @@ class Codes:
         return datatype.name if datatype else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
-        """Return the algorithm bytes of calls with ``elements`` in total; None for an unknown datatype or operation."""
+        """Return the algorithm bytes of calls with ``elements`` in all; None if datatype or operation is unknown."""
         kind, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
         if kind is None or moved is None:
             return None
@@ -140,7 +140,7 @@ Shape = tuple[str, int, int, int]
 
 @dataclass(slots=True)
 class _Communicator:
-    """All logged handles of one communicator; a single handle if its counterparts cannot be identified."""
+    """All logged handles of one communicator; a single handle if those of other ranks cannot be identified."""
 
     ranks: int
     name: str | None

@@ -367,7 +367,7 @@ def _finite(value: float | None) -> tuple[float | None, str | None]:
 
 
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
-    """Group the tables of the same test from different files, which can be compared."""
+    """Group the tables of the same test from different files. A table without a test's name is a group of its own."""
     groups: list[list[TestTable]] = []
     for test in tests:
         fits = (

@@ -161,7 +161,7 @@ class _Collected:
     threads: dict[tuple[str, str], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
     groups: set[str] = field(default_factory=set)
     without_time: int = 0
-    """Number of skipped events."""
+    """Number of events skipped because they have no valid time."""
     updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Times at which the host finished the steps of optimizers."""
     device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))

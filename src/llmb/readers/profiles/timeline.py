@@ -150,7 +150,7 @@ class Recorder:
 
 
 LAUNCH_NAME = re.compile(r"(?:cuda|cu|hip)\w{0,40}Launch\w{0,40}Kernel\w{0,40}")
-"""Calls that launch one kernel: graphs may have none."""
+"""Names of calls that launch one kernel; those that launch a graph, which may have none, do not match."""
 MOST_UNRECORDED = 0.01
 """Maximum fraction of a step's kernels that may be missing; beyond it, the idle time is unknown."""
 STEPS_LEFT_OUT = "left out, as the profiler dropped kernels"
@@ -163,7 +163,7 @@ class Launches:
 
     def __init__(self) -> None:
         self.starts = array("q")
-        """The launch time of each."""
+        """The time of each launch."""
         self.pending: dict[object, int] = {}
         """The launch times of calls without a kernel so far, by identifier."""
         self.early: set[object] = set()

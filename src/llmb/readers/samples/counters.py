@@ -22,7 +22,7 @@ from llmb.readers.samples.sample_records import CounterReading
 MOST_S = 1.0
 """Time limit of a reading; areas not reached in time are reported as unread."""
 MOST_LINES, MOST_CHARACTERS = 200, 300
-"""Number of lines of the kernel's log to keep, and length of each."""
+"""Maximum number of lines of the kernel's log to keep, and their maximum length."""
 VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "cali", "ifb", "dummy", "tun", "tap")
 """Interfaces without a cable."""
 PCI_CLASSES = {"0x03": "GPU", "0x02": "network card", "0x01": "storage"}
@@ -136,7 +136,7 @@ def _tcp(root: Path) -> Counters:
 
 
 def _pci(root: Path) -> Counters:
-    """Read the errors that devices report themselves (AER); each file has a line for every type."""
+    """Read the total numbers of PCIe errors that GPUs, network cards and storage report themselves (AER)."""
     for device in _listed(root / "sys/bus/pci/devices", "*"):
         if _text(device / "class")[:4] not in PCI_CLASSES:
             continue
@@ -194,7 +194,7 @@ AREAS: Mapping[str, Callable[[Path], Counters]] = {
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:
-    """List the paths that match. Raise OSError for an unreadable folder, FileNotFoundError for an empty one."""
+    """List the paths that match. Raise OSError for an unreadable folder, FileNotFoundError if missing or empty."""
     if not any(folder.iterdir()):
         raise FileNotFoundError(folder)
     return sorted(folder.glob(pattern))

@@ -42,7 +42,7 @@ OF_PROCESSES = slice(0, 3)
 class CpuEnergy:
     """The energy of the CPU packages. Their counters wrap around and must therefore be read often.
 
-    Raises OSError if a counter cannot be read.
+    The constructor raises OSError or ValueError if a counter cannot be read.
     """
 
     def __init__(self, zones: tuple[Path, ...]) -> None:
@@ -158,11 +158,11 @@ def _number(path: Path) -> int:
 
 
 WORKERS = (b"llmb.engine.", b"llmb.nodes.bench.worker", b"llmb.engine.weights")
-"""The modules, after ``-m``, of processes that train, measure or convert."""
+"""Beginnings of the modules, after ``-m``, of processes that train, measure or convert."""
 WAITS = b"llmb.engine.join"
 """The program of a rank that waits for its run and computes nothing."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
-"""Indices after the name in /proc/<pid>/stat: times of the process, then of its ended children."""
+"""Indices of fields after the name in /proc/<pid>/stat. From USER on: two times of the process, two of its children."""
 Key = tuple[int, str]
 """Process id, with start time and the name since the last exec, to distinguish it from a later process."""
 
@@ -174,9 +174,9 @@ class _Stat:
     began_s: float
     """Seconds since boot."""
     cpu_time_s: float
-    """CPU time without that of ended children."""
+    """CPU time of the process itself."""
     cpu_s: float
-    """The CPU time, children included."""
+    """CPU time of the process and its ended children."""
 
 
 class NodeProcesses:

@@ -36,9 +36,9 @@ DECISIVE = ("gpu", "rdma")
 """Areas that must be readable for a node to be considered clean."""
 ENDED_EARLY = "it was not read at the end: the sampler was killed, or the node was lost"
 MOST_EVENTS = 200
-"""The number of events that a record keeps, the worst first."""
+"""Maximum number of events in a record, the worst ones."""
 MOST_NAMED, MOST_NODES = 3, 2
-"""Number of kinds, and of nodes of each, in a verdict."""
+"""Maximum number of kinds, and of nodes of each kind, that a verdict names."""
 
 
 class CounterRule(Record):
@@ -124,7 +124,7 @@ class MachineReport(Record):
     """The events on the nodes of a run from its start to its end."""
 
     state: State
-    """``unknown`` if no readable source shows an event, but too few were readable."""
+    """That of the worst event; without events, ``unknown`` if a decisive source was not read, else ``clean``."""
     events: tuple[MachineEvent, ...]
     """The worst first."""
     events_left_out: int = 0
@@ -199,7 +199,7 @@ def _events(one: Sampled, *, between_nodes: bool) -> Iterator[MachineEvent]:
 
 
 def _rises(node: str, before: CounterReading, after: CounterReading) -> Iterator[tuple[MachineEvent, CounterRule]]:
-    """Yield an event for each counter that rose too far, with its rule. Ignore counters in areas not read before."""
+    """Yield an event for each counter that rose too far, with its rule; ignore areas that ``before`` lacks."""
     seconds = after.read_at_s - before.read_at_s
     rises = {
         key: value - before.counters.get(key, 0)

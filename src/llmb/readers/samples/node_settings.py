@@ -19,7 +19,7 @@ from llmb.base.secrets import without_secrets
 PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.", "image.")
 """The prefixes of the keys of settings."""
 SET_OR_NOT = "variables."
-"""The prefix of keys whose absence is meaningful; other absent keys could not be read."""
+"""The prefix of keys that may be unset; any other missing key could not be read."""
 
 
 FILE_ENDING = ".settings.json"
@@ -41,11 +41,11 @@ class NodesSettings(Record):
     usual: dict[str, str]
     """The value that most nodes have."""
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
-    """The values that differ from the usual ones, by node; None if the node has none."""
+    """The values that differ from the usual ones, by node and key; None if the node has no value."""
     missing: dict[str, str]
     """The reasons for keys that are unreadable on some node, by prefix."""
     unread: dict[str, str] = Field(default_factory=dict)
-    """The reason why other nodes have no settings at all."""
+    """The reason why a node has no settings at all, by node; such nodes are not in ``nodes``."""
 
     def of_node(self, node: str) -> dict[str, str]:
         """Return the settings of a node, the usual ones for an unknown node."""
@@ -53,7 +53,7 @@ class NodesSettings(Record):
         return {key: value for key, value in values.items() if value is not None}
 
     def with_others(self, others: "NodesSettings") -> "NodesSettings":
-        """Return these settings merged with others of the same nodes, which take precedence."""
+        """Return these settings merged with ``others`` of the same nodes, which take precedence."""
         unlike = {
             node: {**self.unlike.get(node, {}), **others.unlike.get(node, {})}
             for node in self.nodes
@@ -101,7 +101,7 @@ def together(by_node: Mapping[str, NodeSettings]) -> NodesSettings:
 
 
 LIMIT_S = 1.0
-"""Time limit for reading the settings at the start of a run, which a slow device must not delay."""
+"""Time limit for reading the settings: a slow device must not delay the start of a run."""
 SYSCTLS = (
     *("vm.zone_reclaim_mode", "vm.swappiness", "vm.overcommit_memory", "vm.nr_hugepages", "vm.dirty_ratio"),
     *("vm.dirty_background_ratio", "vm.min_free_kbytes", "vm.vfs_cache_pressure", "vm.compaction_proactiveness"),
@@ -147,7 +147,7 @@ Settings = Iterator[tuple[str, str | int | None]]
 
 
 class SettingsGroup(NamedTuple):
-    """A function that reads the keys with the prefix ``name``; ``missing`` is the reason if it reads none."""
+    """A function that reads a group of settings; ``missing`` is the reason if it reads none."""
 
     name: str
     read: Callable[[SystemFiles, Mapping[str, str]], Settings]
@@ -270,7 +270,7 @@ def _mtus(files: SystemFiles, interfaces: str) -> str | None:
 
 
 def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Yield the MTU and speed of interfaces with a device; the others belong to containers, and come and go."""
+    """Yield the MTU and speed of interfaces with a device; others, such as those of containers, come and go."""
     for name in files.names(NET):
         if files.exists(f"{NET}/{name}/device"):
             yield f"interface.{name}.mtu", files.number(f"{NET}/{name}/mtu")
@@ -279,7 +279,7 @@ def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Yield the number and links of devices by kind. An idle GPU's link slows down, so that only its width is read."""
+    """Yield numbers and links of GPUs and NICs. A link's current speed is not read: that of an idle GPU is lower."""
     kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
     for name in files.names(PCI):
         kind = (files.text(f"{PCI}/{name}/class") or "")[:6]
@@ -301,7 +301,7 @@ def _link(files: SystemFiles, device: str, which: str) -> str | None:
 
 
 def _read_request(files: SystemFiles, device: str) -> str | None:
-    """Return the device's largest read request in bytes; None unless as root, who alone may read the registers."""
+    """Return the device's largest read request in bytes; None if unreadable: only root may read these registers."""
     try:
         registers = files.path(f"{device}/config").read_bytes()
     except OSError:

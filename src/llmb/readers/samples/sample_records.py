@@ -49,7 +49,7 @@ class SamplerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node at one moment; None if unknown. CPU times of all cores since boot, energy since the sampler's start."""
+    """A node at one moment. Unknown values are None. CPU times count since boot, energy since the sampler's start."""
 
     __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
@@ -60,7 +60,7 @@ class HostSample:
     run_cpu_s: float | None = None
     """The time used by the processes of the run."""
     cpu_throttled_s: float | None = None
-    """The time for which the limit of the run's control group stopped it, summed over cores by the kernel."""
+    """The time for which the CPU limit of its control group stopped the run, summed over cores."""
     cpu_total_s: float | None = None
     load: float | None = None
     """Mean number of runnable processes over the last minute."""
@@ -187,18 +187,18 @@ class ResourceUse(Record):
     power_w_mean: float | None
     power_w_max: float | None
     total_power_w_mean: float | None
-    """Power of the devices in ``energy_j``."""
+    """Mean power of all devices together: ``energy_j`` divided by the steps' time."""
     energy_j: float | None
     """Energy of all GPUs, or of all CPU packages if the run is on CPUs."""
     energy_j_per_token: float | None
-    """The energy per token, at ``tokens_per_s``."""
+    """Energy per token of the steps, including padding."""
     energy_source: EnergySource | None
     sm_clock_mhz_mean: float | None
     sm_clock_mhz_min: float | None
     temperature_c_max: float | None
     memory_used_gib_max: float | None
     throttled: dict[str, float] | None
-    """Mean fraction of the samples, by reason."""
+    """Fraction of the samples in which a reason lowered a GPU's clocks, by reason; the mean of all GPUs."""
     gpus: tuple[GpuUse, ...] | None
     hosts: tuple[HostUse, ...]
     reasons: dict[str, str]
@@ -206,7 +206,7 @@ class ResourceUse(Record):
 
 
 class NodeOtherWork(Record):
-    """Other work on a node, from the last sample before the window to the first one after it."""
+    """Other work on a node during the window, from the last sample before it to the first one after it."""
 
     node: str
     cores: int | None
@@ -215,7 +215,7 @@ class NodeOtherWork(Record):
     """Mean number of cores used by processes outside the run."""
     run_cores: float | None
     stolen_cores: float | None
-    """The cores taken by other virtual machines."""
+    """The number of cores used by other virtual machines."""
     cpu_limit_cores: float | None
     """Limit of the run's control group; None without a limit."""
     throttled_cores: float | None
@@ -238,5 +238,5 @@ class OtherWork(Record):
     """Other work on all sampled nodes."""
 
     disturbing: Annotated[tuple[str, ...], AfterValidator(_without_names)]
-    """The parts beyond the harmless amounts of ``other_work.yaml``; empty if there are none."""
+    """Descriptions of other runs, processes on the run's GPUs, and work above the limits of ``other_work.yaml``."""
     nodes: tuple[NodeOtherWork, ...]

@@ -29,14 +29,14 @@ MODULE = "llmb.readers.samples.sampler"
 OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
 """Variables that identify the processes of a run's ranks; a sampler must not have them."""
 LAST_SAMPLE_S = 5.0
-"""The time limit of the last sample; without persistence mode a GPU's driver is slow."""
+"""Time limit of the last sample: without persistence mode, a GPU's driver answers slowly."""
 KILLED_S = 5.0
 """Time for a killed sampler to disappear."""
 LOWEST_PRIORITY = 19
 SAMPLES_PER_INTERVAL = 1800
 """The number of samples after which the interval doubles, so that the file of a long run stays small."""
 LONGEST_INTERVAL_S = 30.0
-"""Maximum interval: shorter than the time in which a counter of CPU energy wraps around."""
+"""Maximum interval unless the first one is longer; counters of CPU energy take longer to wrap around."""
 
 
 class NodeSampler:

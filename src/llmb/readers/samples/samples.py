@@ -35,7 +35,7 @@ from llmb.readers.samples.sample_records import (
 MOST_BYTES = 1 << 28
 """Size limit of a file of samples: those of a GPU node for weeks are smaller."""
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
-"""The wait for the last counters of a node whose file is still being written."""
+"""Maximum wait for last counters, and the time after a write for which a file counts as still being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Sampled:
     start: SamplerStart
     samples: tuple[Sample, ...]
     readings: tuple[CounterReading, ...] = ()
-    """The readings at its start and its end; one if it was killed."""
+    """The readings at the sampler's start and end; only the first if it was killed."""
 
     @property
     def ended(self) -> bool:
@@ -74,7 +74,7 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
 
 
 def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
-    """Return the settings that samplers read on ``nodes`` and other nodes of the run; None if there are none."""
+    """Return the settings that samplers read on ``nodes``, and on other nodes with a file; None if there are none."""
     files = {node: folder / f"{node}{FILE_ENDING}" for node in nodes}
     files |= {printable(file.name.removesuffix(FILE_ENDING)): file for file in sorted(folder.glob(f"*{FILE_ENDING}"))}
     read = {node: _settings_in(file) for node, file in files.items()}
@@ -84,7 +84,7 @@ def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | Non
 
 
 def discard_settings(folder: Path) -> None:
-    """Remove the settings files, which the record replaces, or which an earlier start on other nodes left behind."""
+    """Remove the settings files: the record has their content, or they are from an earlier start on other nodes."""
     for file in folder.glob(f"*{FILE_ENDING}"):
         with suppress(OSError):
             file.unlink()
@@ -322,7 +322,7 @@ def _gpus(node: _Node, spans: Sequence[TimeSpan], ids: Mapping[str, Collection[s
 
 
 def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -> list[str]:
-    """Return the nodes without samples, or with an unsampled GPU, which make sums incomplete."""
+    """Return the nodes without samples, or with too few sampled GPUs, which make sums incomplete."""
     names, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
     for gpu in gpus:
         counts[gpu.node] += 1

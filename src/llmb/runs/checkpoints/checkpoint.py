@@ -59,7 +59,7 @@ def describe_folder(path: Path) -> Description:
     inside = [*path.glob(f"*/{RECORD}"), *path.glob(f"checkpoints/*/{RECORD}")]
     names = [str(record.parent.relative_to(path)) for record in inside if not record.parent.name.startswith(".")]
     if names:
-        return Description("it is a folder that has some", tuple(sorted(names, key=lambda name: (len(name), name))))
+        return Description("it is a folder with checkpoints", tuple(sorted(names, key=lambda name: (len(name), name))))
     for pattern, what in SIGNS:
         if next(path.glob(pattern), None):
             return Description(what)
@@ -113,11 +113,11 @@ class CheckpointRecord(Record):
     dataset: PackedDataset | None = None
     """The dataset that it was trained on; None for synthetic tokens."""
     lora: Lora | None = None
-    """The adapters that it contains instead of all weights."""
+    """The adapters that it contains instead of all weights; None if it contains all weights."""
     base: WeightsOrigin | None = None
     """The frozen weights of ``lora``."""
     origin: Origin | None = None
-    """Origin of the training that saved it; None for imported weights."""
+    """Origin of the weights and data of the training that saved it; None if imported, or if not recorded."""
     files: dict[str, int]
     crc32: dict[str, str]
     """Checksum of each file."""

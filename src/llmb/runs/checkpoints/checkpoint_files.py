@@ -59,7 +59,7 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         advice = "free some space, or use a folder on another disk"
-        raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(target), do=advice) from error
+        raise EnvironmentProblem(f"llmb cannot write: {error.strerror}", where=str(target), do=advice) from error
 
 
 def _lock(descriptor: int, target: Path) -> None:

@@ -25,15 +25,14 @@ LONGEST_SHOWN = 200
 MOST_LAYERS = 1000
 """Maximum number of layers whose settings are listed one by one; larger models are rejected anyway."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
-"""Settings that act on weights, in every form; others are in ``formats.yaml``."""
+"""Settings that act on weights, in every format; others are in ``formats.yaml``."""
 
 
 def config_of(model: Model, dtype: ExportDtype, form: WeightsFormat | None = None) -> dict[str, Any]:
     """Return the ``config.json`` of a model with weights stored in ``dtype``, by default in its own format.
 
     Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
-    Special tokens are null: a run has no tokenizer. Raise UsageError for a model that the
-    format cannot express.
+    Special tokens are null: a run has no tokenizer. Raise UsageError if no format can express the model.
     """
     form = form or format_of(model)
     return {

@@ -118,7 +118,7 @@ LOCAL_METADATA = Path(".cache", "huggingface", "download")
 
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the hub's SHA-256 of files, as far as their links into the hub's cache or download records contain it."""
+    """Return the hub's SHA-256 of each file that links into the hub's cache, or that has a download record."""
     checksums = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
     return {name: checksum for name, checksum in checksums.items() if checksum}
 

@@ -36,7 +36,7 @@ FIELDS = {
     "initializer_range": "init_std",
     TIED: "tied_embeddings",
 }
-"""Settings of every format, and the fields of the model that they are."""
+"""Settings of every format, with the model's fields that they set."""
 USUAL = {"initializer_range": 0.02, TIED: False}
 SCALINGS = {
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set[str]()),
@@ -45,12 +45,12 @@ SCALINGS = {
         {"mscale", "mscale_all_dim", "attention_factor", "truncate"},
     ),
 }
-"""Settings by type of rotary scaling: those that are fields, and those that change no figure."""
+"""Settings by type of rotary scaling: those that set fields, and those that are ignored."""
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
 def read_user_model(path: Path) -> UserModel:
-    """Return the model and the digest of its file. Raises UsageError with every key that cannot be used."""
+    """Return the model and the digest of its file. Raise UsageError with every key that cannot be used."""
     size = size_of_file(path)
     text = read_text_file(path)
     try:
@@ -63,8 +63,8 @@ def read_user_model(path: Path) -> UserModel:
     form = _format(config, path)
     model, problems = _model(config, form, size)
     if problems or model is None:
-        do = "change these settings, or describe the model by its parts: 'llmb docs add-a-model'"
-        raise UsageError(f"this model cannot be described:{itemized(problems)}", where=str(path), do=do)
+        do = "change these settings, or describe the model by its parts: see 'llmb docs add-a-model'"
+        raise UsageError(f"this model is not supported:{itemized(problems)}", where=str(path), do=do)
     digest = hashlib.sha256(text).hexdigest()
     return UserModel(
         model, ConfigFile(path=str(path), sha256=digest, model_type=config["model_type"], programs=form.programs)
@@ -85,14 +85,14 @@ def _format(config: Config, path: Path) -> WeightsFormat:
     types = {name: form for form in weights_formats() for name in (form.model_type, *form.also, form.multimodal_type)}
     if not isinstance(kind, str) or kind not in types:
         near = closest(kind, [name for name in types if name], cutoff=0.65) if isinstance(kind, str) else []
-        what = f"model_type is {shown_value(kind)}, whose parts are not described"
+        what = f"model_type is {shown_value(kind)}, which is not supported"
         choices = near or [name for name in types if name]
         raise UsageError(what, where=str(path), choices=choices, do="see 'llmb docs add-a-model' for other models")
     return types[kind]
 
 
 def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None, list[str]]:
-    """Return the model, None if it has none, and all problems."""
+    """Return the model, or None if its fields are invalid, and all problems."""
     text = text_config(config, form)
     set_values = {name: value for name, value in text.items() if value is not None or name == "sliding_window"}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}
@@ -130,7 +130,7 @@ def _set_all(fields: dict[str, Any], values: Mapping[str, object]) -> None:
 
 
 def _set(fields: dict[str, Any], name: str, value: object) -> None:
-    """Set a field that may be of a nested part; a part that is not there has no fields that are None."""
+    """Set a field, if the value is not None. Parts that contain it, as in ``moe.experts``, are created if missing."""
     *above, last = name.split(".")
     if value is None:
         return
@@ -156,7 +156,7 @@ def _heads_and_products(values: Config, form: WeightsFormat, fields: dict[str, A
 
 
 def _rotary(values: dict[str, Any], fields: dict[str, Any]) -> Iterator[str]:
-    """Set the fields of rotary embeddings, and yield settings that are not described."""
+    """Set the fields of rotary embeddings, and yield unsupported settings."""
     places = {name: values[name] for name in ("rope_scaling", "rope_parameters") if values.get(name)}
     if len(places) == 2 and _described(places["rope_scaling"]) != _described(places["rope_parameters"]):
         yield "rope_scaling and rope_parameters differ: which of them counts depends on the version of transformers"
@@ -171,7 +171,7 @@ def _rotary(values: dict[str, Any], fields: dict[str, Any]) -> Iterator[str]:
     rope.pop("type", None)
     if kind not in SCALINGS:
         if rope or kind != "default":
-            yield f"{name} has the type {shown_value(kind)}; described are default, {' and '.join(SCALINGS)}"
+            yield f"{name} has the type {shown_value(kind)}; supported: default, {', '.join(SCALINGS)}"
         return
     own, unused = SCALINGS[kind]
     yield from (f"{name}.{key} is {shown_value(rope[key])}, an unknown setting" for key in rope.keys() - own - unused)
@@ -203,7 +203,8 @@ def _windows(values: dict[str, Any], form: WeightsFormat, fields: dict[str, Any]
         layers = range(len(kinds)) if isinstance(kinds, list) else ()
         pattern = ["full_attention" if layer % every else "sliding_attention" for layer in layers]
         if not pattern or kinds != pattern or len(kinds) != values.get("num_hidden_layers"):
-            yield f"layer_types is {shown_value(kinds)}; described are windows in the first of every {every} layers"
+            only = f"only windows in the first of every {every} layers are supported"
+            yield f"layer_types is {shown_value(kinds)}; {only}"
     try:
         _set(fields, "other_parts.sliding_window", SlidingWindow.model_validate({"tokens": tokens, "every": every}))
     except ValidationError:
@@ -221,8 +222,8 @@ def _invalid(error: ValidationError, keys: Mapping[str, str], values: Config, fo
 
 
 def _differences(model: Model, values: Config, form: WeightsFormat) -> Iterator[str]:
-    """Yield settings of which the model's own configuration would have another value."""
+    """Yield settings with other values than in the configuration that would be written for the model."""
     read = {*ROTARY, *form.sums, "layer_types" if form.every_window else ""}
     for name, shown, expected in setting_differences(model, values, form):
         if name not in read and shown != "None":
-            yield f"{name} is {shown}; described is only {expected}"
+            yield f"{name} is {shown}; only {expected} is supported"
