@@ -320,7 +320,6 @@ def _used(
 
 
 def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
-    """Return the ids of the training GPUs by node; None if an id is unknown."""
     gpus: dict[str, set[str]] = {}
     for gpu in states:
         if gpu.uuid is None:
@@ -348,7 +347,6 @@ def why_contradicting(
 
 
 def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
-    """Describe steps that contradict the plan, have impossible times, or contradict the clock."""
     first, last = plan.window.first, plan.window.last
     if not plan.first_step <= first <= last <= plan.last_step:
         yield f"the window is steps {first}-{last}, but the run has steps {plan.first_step}-{plan.last_step}"
@@ -388,9 +386,7 @@ def _ranks_apart_s(step: Step) -> float:
 
 
 def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
-    """Describe contradicting numbers of GPUs, sequences and tokens. The batch size in a pretended rank's log is that of
-    the rank, and is not compared.
-    """
+    """Describe contradicting numbers of GPUs, sequences and tokens. A pretended rank logs the batch size of its own."""
     recipe, layout = record.plan.recipe, record.plan.recipe.layout
     is_alone = recipe.pretended_rank is not None
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None
@@ -422,7 +418,6 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
 
 
 def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
-    """Describe contradictions between an ended run's result and its record or steps."""
     result, window = record.result, record.window
     if record.status in ("queued", "running"):
         return

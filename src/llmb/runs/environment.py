@@ -185,7 +185,6 @@ def _reasons(text: str) -> tuple[str, ...] | None:
 
 
 def _text(value: str) -> str | None:
-    """Return a value; None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and the like."""
     return None if not value or value.startswith("[") or value in ("N/A", "Unknown") else value
 
 

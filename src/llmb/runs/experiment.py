@@ -82,7 +82,6 @@ def _program_parts(program: str, arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _data_parts(plan: Plan) -> Iterator[str]:
-    """Yield the data and adapters if they differ from the recipe's."""
     recipe, data = plan.recipe, plan.origin.data
     if data.kind != ("synthetic" if recipe.task == "pretrain" else "dataset"):
         yield data.kind
@@ -94,7 +93,6 @@ def _data_parts(plan: Plan) -> Iterator[str]:
 
 
 def _engine_parts(plan: Plan) -> Iterator[str]:
-    """Yield settings of llmb's engine; other programs do not have them."""
     if not isinstance(plan, EnginePlan):
         return
     recipe, training = plan.recipe, plan.recipe.training

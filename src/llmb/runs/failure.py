@@ -159,7 +159,6 @@ def _where(beat: Beat) -> str:
 
 
 def _waits_text(beats: Sequence[Beat]) -> str:
-    """Describe the places where ranks wait; ranks that wait in the same place are listed together."""
     kinds: dict[str, list[int]] = {}
     for beat in beats:
         if beat.waiting or beat.place:

@@ -420,7 +420,6 @@ def with_packing(recipe: Recipe, training: Training, packing: Packing) -> Recipe
 
 
 def _unpacked(recipe: Recipe, training: Training) -> Recipe:
-    """Return the recipe with ``training`` on sequences that are one document each."""
     changes: dict[str, Any] = {"training": training, "packing": None}
     if recipe.packing:
         changes |= {"expectations": (), "expectations_reason": "each sequence is one document; the recipe's are packed"}

@@ -283,7 +283,6 @@ def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
 
 
 def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> bool:
-    """Return whether the tokenizers of weights and dataset differ; False if the checkpoint has no tokenizer."""
     file = Path(weights.path) / CONTEXT / TOKENIZER
     return file.is_file() and sha256(file.read_bytes()).hexdigest() != dataset.packed.tokenizer.sha256
 
@@ -382,7 +381,6 @@ def _request(recipe: Recipe) -> ModelRequest:
 
 
 def _choices(plan: EnginePlan, usual: EnginePlan) -> Iterator[tuple[str, Any]]:
-    """Yield choices whose values differ from the recipe's."""
     pairs: list[tuple[str, Record, Record]] = [(name, plan, usual) for name in SETTINGS]
     pairs += [(name, plan.recipe.training, usual.recipe.training) for name in OF_TRAINING]
     for name, own, other in pairs:

@@ -169,7 +169,6 @@ def _rank_problems(text: str, ranks: int) -> Iterator[str]:
 
 
 def _spans(text: str) -> tuple[Span, ...]:
-    """Return the ranges of ranks; empty for a string without any."""
     try:
         return parse_ranges(text)
     except ValueError:

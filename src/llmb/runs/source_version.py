@@ -45,7 +45,6 @@ def source_version(package: Path = PACKAGE) -> SourceVersion:
 
 
 def _git(checkout: Path, *words: str) -> str | None:
-    """Return the output of git; None if it fails or cannot be run."""
     output = ask_program(["git", "--no-optional-locks", "-C", str(checkout), *words], PATIENCE_S)
     return None if output.problem else output.text.strip()
 
@@ -60,7 +59,6 @@ def installed_version(text: str | None) -> SourceVersion:
 
 
 def _built(package: Path) -> SourceVersion | None:
-    """Return the version that setup.py recorded at build time; None if it recorded none."""
     try:
         commit, _, modified = (package / COMMIT_FILE).read_text().strip().partition("-")
     except OSError:

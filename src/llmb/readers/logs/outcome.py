@@ -183,7 +183,6 @@ def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
 
 
 def _profiled_text(attempt: LoggedAttempt, window: Window) -> str | None:
-    """Describe the profiled steps of the window; return None if the log shows none."""
     first, last = attempt.profiled or (0, -1)
     inside = range(max(first, window.first), min(last, window.last) + 1)
     if not inside:
@@ -316,7 +315,6 @@ def _quoting(reason: str, tail: bytes) -> str:
 
 
 def _interval_text(log: RunLog) -> str:
-    """Describe the interval of logging, unless every step is logged."""
     interval = max(log.attempt.interval, log.attempt.mean_of)
     if interval == 1 or log.format is None:
         return ""

@@ -411,7 +411,6 @@ class _Reader:
                 raise _TooMany
 
     def _call(self, key: tuple[bytes, ...]) -> Call | None:
-        """Parse the line of a call; None if the line has a different form."""
         process, device, operation, tail = key
         fields = _FIELDS.fullmatch(tail)
         if not fields:

@@ -217,7 +217,6 @@ def _named(table: TestTable, command: str | None) -> TestTable:
 
 
 def _header(line: str, *, in_place_alone: bool) -> _Header | None:
-    """Parse a table's header; return None for any other line."""
     words = list(_WORD.finditer(line.replace("#", " ", 1)))
     texts = [word[0] for word in words]
     times = [place for place, text in enumerate(texts) if text in _TIMES]

@@ -266,7 +266,6 @@ class _Collected:
 
 
 def _nanoseconds(microseconds: object) -> int | None:
-    """Convert microseconds to nanoseconds; return None for a value that is not a time."""
     if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
         return None
     return round(microseconds * 1000) if -LAST_NS < microseconds * 1000 < LAST_NS else None

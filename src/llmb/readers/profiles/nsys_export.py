@@ -86,7 +86,6 @@ class _Export:
         self.columns = cache(self._columns)
 
     def _columns(self, table: str) -> frozenset[str]:
-        """Return the names of a table's columns; an empty set if the table does not exist."""
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         if not self.connection.execute(query, (table,)).fetchone():
             return frozenset()

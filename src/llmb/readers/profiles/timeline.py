@@ -287,7 +287,6 @@ def make_timeline(
 
 
 def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counter[str]:
-    """Return the number of calls of each name that began within the steps."""
     counted: Counter[str] = Counter()
     within = union((step.start, step.end) for step in steps)
     for recorder in recorders:

@@ -127,7 +127,6 @@ def _network(root: Path) -> Counters:
 
 
 def _tcp(root: Path) -> Counters:
-    """Read TCP's counters from two lines: names and values."""
     names, values = (
         line.split()[1:] for line in (root / "proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
     )

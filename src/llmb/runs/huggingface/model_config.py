@@ -187,7 +187,6 @@ def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
 
 
 def _has_full_attention(values: Config) -> bool:
-    """Return whether every layer has full attention."""
     kinds = values.get("layer_types")
     is_complete = isinstance(kinds, list) and len(kinds) == _count(values, "num_hidden_layers")
     return is_complete and all(kind == "full_attention" for kind in kinds or ())
@@ -218,6 +217,5 @@ def _layer_settings(values: Config) -> dict[str, Any]:
 
 
 def _count(values: Config, name: str) -> int:
-    """Return an integer setting; 0 if it is not an integer."""
     value = values.get(name)
     return value if isinstance(value, int) else 0

@@ -212,7 +212,6 @@ def _windows(values: dict[str, Any], form: WeightsFormat, fields: dict[str, Any]
 
 
 def _invalid(error: ValidationError, keys: Mapping[str, str], values: Config, form: WeightsFormat) -> Iterator[str]:
-    """Yield the settings whose fields are missing or have invalid values."""
     every = {field: key for key, field in (*FIELDS.items(), *form.settings.items())} | dict(keys)
     for item in error.errors():
         field = ".".join(map(str, item["loc"]))

@@ -451,7 +451,6 @@ def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
 
 
 def _seconds(clock: bytes) -> int:
-    """Convert ``MM:SS`` or ``H:MM:SS`` to seconds."""
     total = 0
     for part in clock.split(b":"):
         total = 60 * total + int(part)

@@ -93,7 +93,6 @@ def _fields_of(body: bytes) -> dict[bytes, bytes]:
 
 
 def _read(match: "re.Match[bytes]", fields: dict[bytes, bytes], rank: int | None) -> StepLine | None:
-    """Return the step of a line; None if it has no step time, or a value that is not a number."""
     if STEP_TIME not in fields:
         return None
     epoch, iteration, declared = map(int, match.group(1, 2, 3))

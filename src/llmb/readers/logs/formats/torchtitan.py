@@ -118,7 +118,6 @@ class TorchtitanReader:
         return self.tokens / gpus if self.tokens and self.mesh else None
 
     def _read(self, match: "re.Match[bytes]", text: bytes, start: int) -> StepLine | None:
-        """Return the step of a line; None if its time cannot be determined."""
         step, now = int(match["step"]), moment_before(_TIME, text, match.start(), start)
         before, then = self.previous
         steps = step - before if step > before else 1
