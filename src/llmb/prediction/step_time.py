@@ -245,7 +245,7 @@ class _Step:
 
     def _update(self, rank: int) -> Update:
         parameters = self.work.parameters(rank)
-        messages = (*self.work.of_step(parameters), *self.work.of_table(rank))
+        messages = self.work.of_step(rank)
         links = self.links
         timed = ((each, links.travel(each) + links.bucket_latency(each, parameters[0])) for each in messages)
         return Update(*parameters, tuple(timed))

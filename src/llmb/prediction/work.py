@@ -350,9 +350,12 @@ class RankWork:
 
     def parameters(self, rank: int) -> tuple[int, int]:
         """Return the numbers of dense and of routed experts' parameters that a pipeline rank trains."""
+        if self.plan.lora is None:
+            return self._weights(rank)
+        return sum(count for _, count in self.stages[rank]) * self.sizes.adapters(), 0
+
+    def _weights(self, rank: int) -> tuple[int, int]:
         sizes, kinds = self.sizes, self.stages[rank]
-        if self.plan.lora is not None:
-            return sum(count for _, count in kinds) * sizes.adapters(), 0
         tables = sizes.vocabulary * sizes.hidden
         is_last = rank == self.layout.pp - 1
         ends = (rank == 0) + (is_last and not (rank == 0 and self.model.tied_embeddings))
@@ -362,32 +365,30 @@ class RankWork:
             dense += count * (sizes.matrices(layer) + sizes.others(layer))
         return dense, sum(count for kind, count in kinds if kind.experts) * sizes.expert_matrices()
 
-    def of_step(self, parameters: tuple[int, int]) -> Iterator[Messages]:
-        """Yield the messages of a step that reduce gradients and gather parameters, from the numbers of parameters."""
-        layout = self.layout
-        exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
+    def of_step(self, rank: int) -> Iterator[Messages]:
+        """Yield the messages of a step in which a pipeline rank reduces gradients and gathers parameters."""
+        layout, lora = self.layout, self.plan.lora is not None
+        size_of_gradient = FP32 if self.plan.recipe.training.grad_reduce_dtype == "fp32" else BF16
         replicas = self.plan.parallelism.replicas(layout)
         groups: tuple[tuple[Group, Group, int, int], ...] = (
             ("dp", "dp_replicas", layout.dp * layout.cp, replicas.dense),
             ("edp", "edp_replicas", layout.edp, replicas.experts),
         )
-        for (shards, copies, ranks, number), elements in zip(groups, parameters, strict=True):
-            size = float((FP32 if exact else BF16) * elements)
-            if ranks == 1 or not elements:
+        # Frozen weights are gathered, too, if ranks share them within a step.
+        frozen = self._weights(rank) if lora and self.plan.parallelism.dp_sharding == "full" else (0, 0)
+        for (shards, copies, ranks, number), trained, kept in zip(groups, self.parameters(rank), frozen, strict=True):
+            gradients = float(size_of_gradient * trained)
+            if ranks == 1 or not trained + kept:
                 continue
             if ranks > number:
-                yield Messages("reduce_scatter", shards, 1, size)
-                yield Messages("all_gather", shards, self.gathers, float(BF16 * elements))
+                yield Messages("reduce_scatter", shards, 1, gradients)
+                yield Messages("all_gather", shards, self.gathers, float(BF16 * (trained + kept)))
             if number > 1:
-                yield Messages("all_reduce", copies, 1, size * number / ranks)
-
-    def of_table(self, rank: int) -> Iterator[Messages]:
-        """Yield the message of the gradient of a table that the first and the last stage of a pipeline share."""
-        last = self.layout.pp - 1
+                yield Messages("all_reduce", copies, 1, gradients * number / ranks)
+        last = layout.pp - 1
         if self.model.tied_embeddings and self.trained and last and rank in (0, last):
-            exact = self.plan.recipe.training.grad_reduce_dtype == "fp32"
-            table = float(self.sizes.vocabulary * self.sizes.hidden)
-            yield Messages("send", "pp", 1, (FP32 if exact else BF16) * table)
+            # Both stages have the table, and one sends its gradient to the other.
+            yield Messages("send", "pp", 1, float(size_of_gradient * self.sizes.vocabulary * self.sizes.hidden))
 
     @property
     def gathers(self) -> int:
