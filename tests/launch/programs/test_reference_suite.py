@@ -166,7 +166,7 @@ def test_nodes_that_are_not_those_written_into_a_script_are_refused(
 ) -> None:
     """24.11 would train on twice the GPUs, and Nemotron4 ask for half of the nodes."""
     assert order_of(recipe, size, scale, options=JobOptions(gpus_per_node=8)).script()
-    with pytest.raises(UsageError, match="always uses 8 GPUs per node, but this job's have 4"):
+    with pytest.raises(UsageError, match="always uses 8 GPUs per node, but this job's nodes have 4"):
         order_of(recipe, size, scale, options=JobOptions(gpus_per_node=4))
 
 

@@ -55,10 +55,7 @@ def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> N
 
 
 def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
-    """Create the missing links below ``root``; none if the document uses llmb's own folders.
-
-    Raises OSError if a link cannot be created.
-    """
+    """Create the missing links below ``root``, none if the document uses llmb's own folders; may raise OSError."""
     document = plan.recipe.document
     if document is None or document.results is None:
         return

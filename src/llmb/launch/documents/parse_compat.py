@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reproduces the output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for existing parsers.
 
-A run with all steps of the window is a success even if it ends before its last step. Standard deviations are divided by
-n, or by n - 1 as in the script for Megatron-Bridge.
+A run with all steps of the window is a success even if it ends before its last step. The divisor in variances is n, or
+n - 1 as in the script for Megatron-Bridge.
 """
 
 import csv

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the reference suite's own ``cluster_config.yaml``, in each of its formats, to settings of llmb. Pure.
+"""Converts the reference suite's own ``cluster_config.yaml``, in each of its formats, to llmb's settings. Pure.
 
-Version 1 has a block ``launcher`` and flat Slurm keys (``gpu_partition``, ``gpu_gres``); ``schema_version: 2`` has
-these keys at the top level and in the blocks ``slurm.gpu`` and ``slurm.cpu``.
+Version 1 has a block ``launcher`` and flat Slurm keys (``gpu_partition``, ``gpu_gres``). ``schema_version: 2`` has the
+launcher's keys at the top level, and ``partition`` and ``gres`` in the blocks ``slurm.gpu`` and ``slurm.cpu``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -130,7 +130,7 @@ class ReferenceForm:
 
 @dataclass(slots=True)
 class Translation:
-    """A file of the reference suite in llmb's format; ``notes`` list the settings that were dropped, with reasons."""
+    """A file of the reference suite in llmb's format; ``notes`` explain settings that were dropped or changed."""
 
     data: Data = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)
@@ -216,12 +216,14 @@ def _slurm(config: Version1 | Version2, result: Translation) -> Data:
 
 
 def _gres(gres: str | int | None, result: Translation) -> Data:
-    """Convert the reference suite's GRES of a node, such as 8 or h100:8, to settings of llmb."""
+    """Convert the reference suite's GRES of a node, such as 8 or h100:8, to llmb's settings in ``slurm``."""
     if gres is None or str(gres).strip().lower() in ("", "null", "none", "0"):
         return {"gpu_request": "none"}
     kind, _, count = str(gres).strip().removeprefix("gpu:").rpartition(":")
     if not count.isdecimal():
-        result.notes.append(f"slurm: the GRES '{gres}' is not used: it must be a number of GPUs, such as 8")
+        result.notes.append(
+            f"slurm: the GRES '{gres}' is not used: it must end in a number of GPUs, such as 8 or h100:8"
+        )
         return {}
     if count == "1":
         result.notes.append("slurm: a GRES of 1 is read as all GPUs of a node")
@@ -229,7 +231,6 @@ def _gres(gres: str | int | None, result: Translation) -> Data:
 
 
 def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None:
-    """Add the setting or the sbatch flag for one of the reference suite's Slurm variables."""
     variable = name.upper() if name.lower().startswith(("sbatch_", "slurm_")) else f"SBATCH_{name.upper()}"
     if value is None:
         return
@@ -328,7 +329,6 @@ def _workloads(section: _Workloads | None, result: Translation) -> Data:
 
 
 def _suite(suite: Version1 | Version2) -> Data:
-    """Return the suite's checkout and the virtual environments of its workloads."""
     launcher = suite.launcher if isinstance(suite, Version1) else None
     checkout = suite.llmb_repo if isinstance(suite, Version2) else launcher and launcher.llmb_repo
     config = (suite.workloads and suite.workloads.config) or {}

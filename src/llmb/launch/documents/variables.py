@@ -201,8 +201,6 @@ def read_preparation_variables(
 
 
 class _Readings:
-    """Collects the options that variables set."""
-
     def __init__(self, options: Mapping[str, Option]) -> None:
         self.known = options
         self.options: dict[str, Value] = {}
@@ -212,7 +210,6 @@ class _Readings:
         """Values of the variables that set an option, by name."""
 
     def add(self, variable: LaunchVariable, use: VariableUse, text: str) -> str | None:
-        """Store the value of a variable; return a problem with it, if any."""
         if use.refused:
             return f"{variable.name} is not supported: {use.refused}"
         if use.ignored:
@@ -327,7 +324,9 @@ def read_launch(
     if release := _other_release(catalogue, chosen, reading.origins):
         chosen["release"] = release
         newest = _newest(catalogue, chosen)
-        notes.append(f"release {release} is used, because its document has this variable; the newest is {newest}")
+        what = "nodes" if chosen.get("nodes") is not None else "GPUs"
+        why = f"it is the newest whose document has a variable for the number of {what}"
+        notes.append(f"release {release} is used instead of {newest}, because {why}")
     script = find_launch_script(workload, chosen["size"], chosen.get("release") or _newest(catalogue, chosen))
     unread = {*ignored} - script.reads if script else set[str]()
     notes += [f"{name} is not needed: the launch script of that release does not read it" for name in sorted(unread)]
@@ -348,13 +347,12 @@ def _left_to_scripts(
 
 
 def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
-    """Return the newest release that has the recipe; None if none does."""
     releases = releases_of(find_workload(catalogue, options["workload"]), options["size"])
     return releases[-1] if releases else None
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with the variable that sets the number of GPUs; None if it is the newest of all."""
+    """Return the newest release with the variable that sets GPUs or nodes; None if it is the newest or one is set."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

@@ -48,7 +48,7 @@ def result_of_log(
 ) -> Result:
     """Return the result of a run from the end of its processes and the outcome of its log.
 
-    ``samples`` are from llmb's samplers, if they ran on the ``nodes`` nodes of the run.
+    ``samples`` are from llmb's samplers, and ``nodes`` is the number of the run's nodes, if known.
 
     A run with all steps is a success even if the framework fails during cleanup.
     """
@@ -80,7 +80,7 @@ def result_of_log(
 
 
 def samples_beside(folder: RunFolder) -> Sequence[Sampled] | Missing:
-    """Return the samples that llmb's samplers wrote during a run, or the reason for which there are none."""
+    """Return the samples that llmb's samplers wrote during a run, or the reason why there are none."""
     return samples_of_ended(folder.resources) or NOT_SAMPLED
 
 
@@ -91,7 +91,6 @@ def _sampled(
     samples: Sequence[Sampled] | Missing,
     nodes: int | None,
 ) -> dict[str, Any]:
-    """Return the fields of the result that are computed from samples."""
     if isinstance(samples, Missing):
         return dict.fromkeys(("resources", "other_work", "machine"), samples)
     used = times if isinstance(times, Missing) else _used(plan, outcome, samples)

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Protocol
 
 from llmb.base.errors import UsageError, unknown
+from llmb.base.options import options_of
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions, StartMode
@@ -40,7 +41,7 @@ class ProgramWork:
     """The command or script that a job runs for a program, and the program's requirements."""
 
     command: tuple[Word, ...] = ()
-    """The command of each process: one per GPU, or as many on a CPU."""
+    """The command of each process; there is one process per rank."""
     launch: Launch | None = None
     """The program's own script, which queues the job or is queued, instead of ``command``."""
     secrets: tuple[str, ...] = ()
@@ -134,8 +135,16 @@ def find_program(name: str) -> Program:
     return program
 
 
+def option_text(choices: Choices, name: str) -> str:
+    """Return the option that sets field ``name``, such as ``--seed`` or ``--no-compile``; else the name in words."""
+    option = options_of(Choices).get(name)
+    if option is None:
+        return name.replace("_", " ")
+    return option.spelled.replace("--", "--no-", 1) if getattr(choices, name) is False else option.spelled
+
+
 def requested_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """Return the cluster's container with the image and mounts in ``options``; raise UsageError if there is none."""
+    """Return the cluster's container with the image and mounts in ``options``; raise UsageError if these need one."""
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":

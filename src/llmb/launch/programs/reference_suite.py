@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmb.base.errors import UsageError, itemized
 from llmb.base.missing import Missing
+from llmb.base.shown_text import counted
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import LayoutSizes, find_workload
@@ -34,7 +35,7 @@ from llmb.launch.documents.variables import LaunchVariable, VariableUse, documen
 from llmb.launch.jobspec.job_options import ContainerSettings, FrameworkOptions
 from llmb.launch.jobspec.spec import Launch, VariableLayer, read_spec
 from llmb.launch.programs.foreign_log import NewLogSteps, has_all_steps, judge_latest_attempt, result_of_log
-from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress
+from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress, option_text
 from llmb.launch.site.site import Site, suite_checkout
 from llmb.prediction.prediction import DOCUMENTS, predicted_step
 from llmb.readers.logs.formats import format_called
@@ -111,7 +112,6 @@ def _always(recipe: Recipe, gpus_per_node: int) -> Iterator[tuple[str, object]]:
 
 
 def _chosen(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) -> Iterator[tuple[str, object]]:
-    """Yield the choices that differ from the script's defaults, with the name of the option."""
     for name in LAYOUT:
         if name in recipe.overridden:
             yield name, getattr(recipe.layout, name)
@@ -138,7 +138,6 @@ def steps_by_itself(script: LaunchScript, recipe: Recipe, choices: Choices) -> i
 
 
 def _text(variable: LaunchVariable, script: LaunchScript, value: object) -> str:
-    """Format ``value`` as the script expects it in ``variable``."""
     use = _use(variable, script)
     words = {setting: word for word, setting in use.values.items()} if use else {}
     if value is True:
@@ -156,9 +155,9 @@ def script_problems(
     """Describe the choices that the script does not support."""
     usual, profiling = steps_by_itself(script, recipe, choices), choices.profiling
     if script.fixes_steps and (profiling.profile or profiling.nccl_trace or choices.load_checkpoint) and steps != usual:
-        yield f"--steps is {steps}, but profiled, traced and resumed runs always have {usual} steps there"
+        yield f"--steps is {steps}, but profiled, traced and resumed runs always have {counted(usual, 'step')} there"
     if choices.profiling.profiler == "torch" or choices.profiling.profile_ranks:
-        yield "it profiles only with Nsight Systems, and chooses the ranks itself"
+        yield "--profiler torch or --profile-ranks is set, but it uses Nsight Systems and chooses the ranks itself"
     if recipe.gpu_type not in script.gpu_types:
         yield f"it has no settings for {recipe.gpu_type}, only for {', '.join(script.gpu_types)}"
     yield from _unknown_options(script, recipe, choices, steps)
@@ -169,7 +168,7 @@ def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, ste
     variables, default = variables_by_option(script), Choices()
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
-            yield f"{name.replace('_', '-')} is set, which only llmb's engine supports"
+            yield f"{option_text(choices, name)} is set, which only llmb's engine supports"
     chosen = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
     others = [name for name in recipe.overridden if name not in LAYOUT]
     for option in (*(name for name in chosen if name not in variables), *others):
@@ -228,7 +227,6 @@ def environment_of(script: LaunchScript, site: Site) -> Path | None:
 
 
 def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> dict[str, str]:
-    """Return the values for placeholders in path templates."""
     return {
         "root": str(site.install),
         "folder": str(checkout / script.folder),
@@ -266,7 +264,7 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
 
 
 def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[str]:
-    """Describe the problem with NeMo's checkpoint, if any; a missing packed dataset is none, as NeMo packs it."""
+    """Describe the problem with NeMo's checkpoint, if any; a packed dataset may be missing, because NeMo packs it."""
     source = find_workload(Catalogue(), script.workload).sources.get(recipe.size)
     if source is None:
         return
@@ -292,7 +290,6 @@ def _unloadable(checkpoint: str | None, site: Site) -> Iterator[str]:
 
 
 def _changes(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) -> list[str]:
-    """Describe the files of the checkout, and files that the script needs, that differ from the release."""
     return [*changed_files(checkout, script), *changed_needs(script, _values(script, recipe, checkout, site))]
 
 
@@ -410,7 +407,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Describe how the log's last step or consumed samples differ from the plan's; return None if they do not."""
+    """Describe how the log's last step or consumed samples differ from the plan's; None if equal or unknown."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None
@@ -444,12 +441,11 @@ def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
 
 
 def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
-    """Raise UsageError if the script hard-codes another number of GPUs per node."""
     if script.gpus_per_node in (None, gpus_per_node):
         return
     what = f"the launch script of {script.title} always uses {script.gpus_per_node} GPUs per node"
     do = f"use whole nodes of {script.gpus_per_node} GPUs, or omit --framework: llmb's engine supports any number"
-    raise UsageError(f"{what}, but this job's have {gpus_per_node}", do=do)
+    raise UsageError(f"{what}, but this job's nodes have {gpus_per_node}", do=do)
 
 
 def _check_given(script: LaunchScript, request: ProgramRequest) -> None:

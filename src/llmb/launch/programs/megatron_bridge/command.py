@@ -19,6 +19,7 @@ from llmb.catalogue.resolve import find_model, find_workload
 from llmb.catalogue.window import resolve_window
 from llmb.launch.jobspec.spec import RUN_FOLDER, Word
 from llmb.launch.programs.megatron_bridge.versions import Script, bridge_data, bridge_recipe, script_of, script_problems
+from llmb.launch.programs.port import option_text
 from llmb.readers.profiles import NSYS_FOLDER
 from llmb.readers.profiles.trace_files import REPORT_END
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
@@ -177,7 +178,8 @@ def bridge_command(
 
 
 def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str]) -> Origin:
-    """Return the weights and data that the script uses, from its arguments ``extra`` or else SQuAD or mock data."""
+    """Return the origin of the script's weights and data: from its arguments ``extra``, else random weights, and SQuAD
+    or mock data."""
     checkpoint, chosen = extra.get("pretrained_checkpoint"), extra.get("data")
     weights = WeightsOrigin(kind="checkpoint", name=checkpoint, path=checkpoint) if checkpoint else MOCK.weights
     if chosen and chosen != "mock":
@@ -234,10 +236,8 @@ def _arguments(script: Script, plan: Plan, choices: Choices, save_dir: str) -> I
 
 
 def _sizes(script: Script, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield the arguments for the batch and for the sizes that the script's recipe, if it is known, does not have.
-
-    A size that is passed also replaces variables and the stages that a recipe names, even if the recipe has it.
-    """
+    """Yield arguments for the global batch size, and for sizes other than those of the script's recipe, if known; each
+    argument that is passed also replaces variables and the stages that the recipe names."""
     base = script.base.sizes if script.base else {"ep": layout.ep, "etp": layout.etp}
     for name, argument in SIZES.items():
         size, own = getattr(layout, name), base.get(name, 1 if script.base else None)
@@ -330,4 +330,4 @@ def _choice_problems(choices: Choices) -> Iterator[str]:
         yield f"--fp8-recipe is {choices.fp8_recipe}; the script uses {scaling}"
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
-            yield f"{name.replace('_', ' ')} is set, which only llmb's engine supports"
+            yield f"{option_text(choices, name)} is set, which only llmb's engine supports"

@@ -117,7 +117,7 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 def nemo_of(recipe: Recipe, image: str | None) -> str | None:
     """Return the NeMo release in the name of the image; without an image, that of the default image.
 
-    If the name contains no release, assume the recipe's if the model has experts; otherwise return None.
+    If the name contains no release, assume that of the default image if the model has experts, else return None.
     """
     data, release = bridge_data(), (recipe.release or "").removeprefix(PREFIX)
     if match := _NEMO.search(image or ""):
@@ -199,7 +199,7 @@ def script_problems(catalogue: Catalogue, recipe: Recipe, image: str | None) -> 
             yield f"--layers {layout.layers}: its recipes of models with experts have all layers"
         elif not version.sets_variables and not base.fits(layout):
             newest = bridge_data().versions[-1].nemo
-            yield f"another layout of {entry.recipe} than its own, {base.text}: only NeMo {newest} trains that"
+            yield f"its layout of {entry.recipe} is {base.text}; only NeMo {newest} supports another one"
         elif entry.names_stages and (layout.pp, layout.vp) != (base.pp, base.vp or 1):
             yield f"PP {layout.pp} and VP {layout.vp}: its recipe names the layers of its stages, {base.text}"
 
@@ -238,7 +238,8 @@ def check_image(image: str | None, recipe: Recipe) -> None:
     if entry and version and version not in (fitting := fitting_versions(entry)):
         what = f"{entry.recipe} needs {data.framework} {versions_text(fitting)}"
         has = "the default image" if image is None else f"image {image}"
-        raise UsageError(f"{what}, but {has} has {version.tag}", do="choose an image that has one of them with --image")
+        do = "pass --image with an image that has a version it needs"
+        raise UsageError(f"{what}, but {has} has {version.tag}", do=do)
     if (nemo := nemo_of(recipe, image)) and version is None:
         what = f"image {image}: NeMo {nemo} has no version of {data.framework} that llmb supports"
         supported = [f"NeMo {one.nemo} ({one.version})" for one in data.versions]

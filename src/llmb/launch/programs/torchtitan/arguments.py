@@ -15,6 +15,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import stage_sizes
 from llmb.catalogue.records import Dtype, Layout, Model, Recipe
 from llmb.catalogue.resolve import CPU
+from llmb.launch.programs.port import option_text
 from llmb.prediction.prediction import TORCHTITAN, predicted_step
 from llmb.readers.samples.host import Device
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
@@ -132,7 +133,7 @@ def model_problems(model: Model) -> Iterator[str]:
         "an embedding that is tied to the head": llama and model.tied_embeddings,
         f"heads of {model.head_dim} elements": llama and model.head_dim * model.attention_heads != model.hidden_size,
         "unscaled rotary frequencies": llama and model.rope_scaling is None,
-        "scaled rotary frequencies beside norms of query and key": not llama and model.rope_scaling is not None,
+        "norms of query and key with scaled rotary frequencies": not llama and model.rope_scaling is not None,
     }
     if parts := [part for part, differs in has.items() if differs]:
         yield f"{model.model} {model.size} has {', '.join(parts)}, unlike the models that llmb maps to torchtitan's"
@@ -180,14 +181,15 @@ def _choice_problems(choices: Choices) -> Iterator[str]:
         yield "--stall-limit is 0; its collectives always have a time limit"
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
-            yield f"{name.replace('_', ' ')} is set, which llmb does not pass to it"
+            yield f"{option_text(choices, name)} is set, which llmb does not pass to torchtitan"
 
 
 def _sharding_problems(plan: EnginePlan) -> Iterator[str]:
     layout, recipe = plan.recipe.layout, plan.recipe
     shard, _ = sharded_ranks(plan)
     if shard % layout.cp or (layout.cp > 1 and plan.parallelism.dp_sharding == "none"):
-        yield f"CP is {layout.cp}; CP ranks always shard parameters, so --dp-shard-size must be a multiple of it"
+        need = "--dp-sharding must not be none, and --dp-shard-size must be a multiple of CP"
+        yield f"CP is {layout.cp}, and CP ranks always shard parameters: {need}"
     if shard == 1 and layout.dp > 1 and layout.dp < layout.gpus:
         yield "parameters are replicated (DDP), which it cannot combine with other parallelism"
     elif recipe.dtype is not Dtype.FP32 and shard == 1 and layout.tp * layout.pp > 1:
@@ -199,7 +201,8 @@ def _sharding_problems(plan: EnginePlan) -> Iterator[str]:
 def _layout_problems(plan: EnginePlan) -> Iterator[str]:
     layout, recipe = plan.recipe.layout, plan.recipe
     if layout.seq_len % (layout.tp * (2 * layout.cp if layout.cp > 1 else 1)):
-        yield f"--seq-len is {layout.seq_len}; it must be a multiple of TP {layout.tp} x 2 x CP {layout.cp}"
+        factors = f"TP {layout.tp}{f' x 2 x CP {layout.cp}' if layout.cp > 1 else ''}"
+        yield f"--seq-len is {layout.seq_len}; it must be a multiple of {factors}"
     if recipe.model.moe and layout.etp not in (1, layout.tp):
         yield f"ETP is {layout.etp}; it must be 1 or TP {layout.tp}"
     if recipe.model.moe and sharded_ranks(plan)[0] * layout.tp % (layout.ep * layout.etp):
@@ -260,7 +263,7 @@ def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
     arguments = {**_training(plan), **_parallelism(plan), **_computation(plan)}
     if clashing := [name for name in extra if name in arguments or name.startswith(("job.", "model."))]:
         do = "use the corresponding options of llmb; see 'llmb run --help-all'"
-        raise UsageError(f"--framework-arg {', '.join(clashing)}: llmb sets this itself", do=do)
+        raise UsageError(f"--framework-arg cannot set {', '.join(clashing)}: llmb sets it", do=do)
     return {**arguments, **dict(_own_argument(name, value) for name, value in extra.items())}
 
 
