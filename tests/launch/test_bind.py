@@ -78,9 +78,9 @@ def test_only_what_the_job_may_use_is_shared(node: Path) -> None:
 
 
 def test_too_few_cores_are_reported(node: Path) -> None:
-    with pytest.raises(ValueError, match="4 workers with 3 cores each, but the node has 8"):
+    with pytest.raises(ValueError, match="so 4 x 3 cores are required, but the node has 8"):
         shares(node, "3", "none")
-    with pytest.raises(ValueError, match="2 workers with 1 cores each, but NUMA node 0 has 1"):
+    with pytest.raises(ValueError, match="so 2 x 1 cores are required, but NUMA node 0 has 1"):
         shares(node, "cores", "local", allowed="0,4,5,6")
 
 

@@ -36,7 +36,7 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
-    """Return the allowed CPUs by NUMA node, without nodes that have none."""
+    """Return the allowed CPUs by NUMA node, without nodes that have none; a single node 0 if none are reported."""
     nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
@@ -100,7 +100,7 @@ def share(
     each = int(cpu) if cpu.isdecimal() else max(1, len(local) // len(peers))
     if each * len(peers) > len(local):
         where = "the node has" if node is None else f"NUMA node {node} has"
-        raise ValueError(f"binding.cpu is {cpu}: {len(peers)} workers with {each} cores each, but {where} {len(local)}")
+        raise ValueError(f"binding.cpu is {cpu}, so {len(peers)} x {each} cores are required, but {where} {len(local)}")
     first = peers.index(rank) * each
     return sorted(thread for core in local[first : first + each] for thread in core), node
 

@@ -70,7 +70,7 @@ def allow_open_files() -> None:
 
 
 def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
-    """Run the ranks of this node; return 0 if all succeeded, 1 if one failed, or 128 + the signal that ended them."""
+    """Run the ranks of this node; return 0 if all succeeded, 1 if one failed, or 128 + a received signal's number."""
     arrivals = _arrivals()
     ranks = {}
     for local_rank in range(per_node):
@@ -84,7 +84,7 @@ def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
 
 
 def _arrivals() -> int:
-    """Open a pipe that receives the numbers of signals: SIGCHLD if a rank ended, others if all are requested to end."""
+    """Open a pipe that receives the numbers of signals: SIGCHLD when a rank ends, others to request that all end."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -96,7 +96,7 @@ def _arrivals() -> int:
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
     """Wait until all ranks have ended, shortly after one has failed, or for a signal; return the exit code.
 
-    Every rank that fails in that time is reported, because the first to be noticed may be first by chance.
+    It reports all ranks that fail in that time, because the one that it notices first may not have failed first.
     """
     running, code, end = list(ranks), 0, None
     while running and (end is None or time.monotonic() < end):
@@ -133,7 +133,7 @@ def _send(ranks: Sequence[Process], number: signal.Signals) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """Describe how a process ended by its exit code, which is negative for a signal."""
+    """Describe how a process ended, from its exit code (negative for a signal)."""
     if code > 0:
         return f"ended with exit code {code}"
     names = {item.value: item.name for item in signal.Signals}

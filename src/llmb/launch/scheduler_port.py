@@ -54,7 +54,7 @@ class Question:
         return None
 
     def check(self, value: str) -> str | None:
-        """Describe any further problem with a value that is one of the choices; return None if it is valid."""
+        """Describe any problem with a value except that it is not one of the choices; return None if it is valid."""
         return None
 
     def problem(self, value: str) -> str | None:
@@ -339,12 +339,12 @@ class Cluster:
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         """Return the settings' defaults for a job with ``options`` that requests ``gpu_type``, if any.
 
-        Raises UsageError if the nodes that the options select do not have this GPU type.
+        Raises UsageError if the partition does not have this GPU type, or if none is requested and it has several.
         """
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return settings that shell variables or ``partition`` override; raise UsageError if they are invalid."""
+        """Return what shell variables and the partition's settings override; raise UsageError if one is invalid."""
         return ()
 
     def offer(self) -> Offer:
@@ -382,7 +382,7 @@ class Wording:
     """All states that jobs may have, in the scheduler's terms."""
 
     def cause(self, signal: str) -> str:
-        """Describe who sends ``signal`` to a job."""
+        """Describe the sender of ``signal`` to a job, or the reason; by default, return its name."""
         return signal
 
     def fault_patterns(self) -> Sequence[FaultPattern]:

@@ -19,7 +19,7 @@ JOIN = "llmb.engine.join"
 """The program that ranks other than 0 run to get the run folder's path and train."""
 STORE_ID = "LLMB_STORE_ID"
 RANK_VARIABLES = "LLMB_RANK_VARIABLES"
-"""Variable with the names of those that rank 0 gets from the plan and sends to the other ranks."""
+"""Variable with the names of the variables that rank 0 gets from the plan and sends to the other ranks."""
 RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -33,7 +33,7 @@ class StartedRank:
 
 
 def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
-    """Return this rank, or None if ``llmb run`` starts the ranks; raise UsageError if a variable is invalid."""
+    """Return this rank, None if ``llmb run`` starts the ranks; raise UsageError if a variable is missing or invalid."""
     if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return None
     if missing := [name for name in VARIABLES if not environ.get(name)]:
@@ -45,12 +45,13 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
             raise ValueError
     except ValueError as error:
         values = ", ".join(f"{name} is '{environ[name]}'" for name in VARIABLES)
-        raise UsageError(f"invalid ranks: {values}", do="set RANK to a value from 0 to WORLD_SIZE - 1") from error
+        do = "set RANK to a value from 0 to WORLD_SIZE - 1, LOCAL_RANK to 0 or more, and MASTER_PORT to a port"
+        raise UsageError(f"invalid ranks: {values}", do=do) from error
     return StartedRank(rank, world_size, environ["MASTER_ADDR"])
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables to add for a worker: the prefix of keys in the store, and loopback if ranks connect over it."""
+    """Return the variables that a worker lacks: the prefix of keys in the store, and loopback for a local master."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"

@@ -22,7 +22,7 @@ NumaBinding = Literal["none", "local"]
 
 
 def text_problems(text: str) -> Iterator[str]:
-    """Yield the reasons for which ``text`` cannot be written into a batch script."""
+    """Yield the reasons why ``text`` cannot be written into a batch script."""
     if has_secret(text):
         yield "it looks like a secret, but would be written into the batch script; log in on the nodes instead"
     elif not text.isprintable():
@@ -123,7 +123,7 @@ class FrameworkChoices(Record):
         str | None,
         _option(
             help="Checkout of the reference suite, for --framework reference_suite. Default: that in"
-            " cluster_config.yaml, or llmb_repo in the install root.",
+            " cluster_config.yaml, that of 'llmb install', or llmb_repo in the install root.",
             folder=True,
         ),
     ] = None
@@ -135,7 +135,7 @@ class FrameworkChoices(Record):
         ),
     ] = False
     image: Annotated[
-        str | None, _option(help="Container image. Default: that in cluster_config.yaml, or the framework's.")
+        str | None, _option(help="Container image. Default: the framework's, else that in cluster_config.yaml.")
     ] = None
     mounts: Annotated[str | None, _option(help="More folders to mount in the container, separated by commas.")] = None
     framework_arg: Annotated[
@@ -149,7 +149,7 @@ class FrameworkOptions(Record):
 
     framework: FrameworkName | None = None
     suite: str | None = None
-    """The checkout of the reference suite; None for that in the cluster's settings."""
+    """The checkout of the reference suite; None for the default of ``--suite``."""
     modified_suite: bool = False
     """True if the suite's scripts may differ from their release."""
     image: str | None = None
@@ -162,8 +162,8 @@ class FrameworkOptions(Record):
 def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
     """Check and convert the choices; raise UsageError if an option or argument is invalid."""
     arguments: dict[str, str] = {}
-    texts = (text for text in (chosen.image, chosen.mounts) if text)
-    problems = [problem for text in texts for problem in text_problems(text)]
+    texts = {"--image": chosen.image, "--mounts": chosen.mounts}
+    problems = [f"{name}: {problem}" for name, text in texts.items() for problem in text_problems(text or "")]
     dotted = chosen.framework == "torchtitan"
     for text in chosen.framework_arg:
         name, equals, value = text.partition("=")
@@ -181,7 +181,8 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
         raise UsageError("\n".join(problems))
     mounts = tuple(mount.strip() for mount in (chosen.mounts or "").split(",") if mount.strip())
     if (chosen.suite or chosen.modified_suite) and chosen.framework != "reference_suite":
-        raise UsageError("--suite and --modified-suite require --framework reference_suite", do="add it, or omit these")
+        do = "add --framework reference_suite, or omit --suite and --modified-suite"
+        raise UsageError("--suite and --modified-suite require --framework reference_suite", do=do)
     suite = str(Path(chosen.suite).expanduser().absolute()) if chosen.suite else None
     return FrameworkOptions(
         framework=chosen.framework,

@@ -78,12 +78,12 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
 
 
 def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the reasons for which variables cannot be written into a batch script."""
+    """Yield the reasons why variables cannot be written into a batch script."""
     for name, value in variables.items():
         if not NAME.fullmatch(name):
             yield f"'{name}' is not a valid variable name"
         elif name in RANKS or name in READ_ONLY or name.startswith(PREFIXES):
-            yield f"{name} is set by the launcher of the workers"
+            yield f"{name} is reserved for the scheduler, the shell or llmb"
         elif holds_secret(name, value):
             yield (
                 f"{name} looks like a secret, but variables are written into the batch script; jobs need no secrets:"
@@ -108,7 +108,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Place ``scale`` processes on nodes; None means one node. Raises UsageError if nodes cannot be filled evenly."""
+    """Place processes on nodes, on one without ``gpus_per_node``; raise UsageError if nodes cannot be filled evenly."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)
@@ -118,7 +118,7 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
         raise UsageError(
             f"a scale of {scale} is not divisible by {per_node} GPUs per node",
             choices=(f"--gpus-per-node {size}" for size in fitting),
-            do="pass another --scale, or fewer GPUs per node",
+            do="pass another --scale, or a smaller --gpus-per-node",
         )
     return Placement(nodes, per_node, whole_nodes=True)
 
@@ -173,8 +173,8 @@ class Launch(Record):
 class JobSpec(Record):
     """The content of ``job_spec.json``.
 
-    ``begin`` runs first; if it fails, the job ends. ``work`` runs once per GPU, with its output in ``log``. ``finish``
-    runs last, with the exit code and a signal as arguments. A job with a ``launch`` has none of these commands.
+    ``begin`` runs first; if it fails, the job ends. ``work`` runs in each process, with its output in ``log``.
+    ``finish`` runs last, with the exit code and a signal as arguments. A job with a ``launch`` has no such command.
     """
 
     schema_version: int = 1

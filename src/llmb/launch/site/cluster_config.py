@@ -91,8 +91,9 @@ class ClusterConfig(WorkloadSettings):
 
     @model_validator(mode="after")
     def _every_text_prints(self) -> Self:
-        texts = (self.python or "", *self.modules, *self.profiles, *self.prolog)
-        _raise([problem for text in texts for problem in text_problems(text)])
+        python = [self.python] if self.python else []
+        texts = {"python": python, "modules": self.modules, "profiles": self.profiles, "prolog": self.prolog}
+        _raise([f"{key}: {one}" for key, values in texts.items() for text in values for one in text_problems(text)])
         return self
 
     def environment_of(self, workload: str) -> Variables:
@@ -116,8 +117,7 @@ class SettingsFile:
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
     """Read ``cluster_config.yaml`` in llmb's or the reference suite's format; the result is empty if it does not exist.
 
-    ``schema`` has all sections. Raises UsageError with all problems, by file and line, or if the file belongs to
-    another user.
+    ``schema`` has all sections. Raises UsageError with all problems, or if the file belongs to another user.
     """
     if not path.exists():
         return SettingsFile(path)
@@ -161,7 +161,7 @@ def unusable(path: Path, problems: Iterable[str]) -> UsageError:
 
 
 def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> SettingsFile | None:
-    """Read the user's own defaults, None without a file; raise UsageError with all problems if it is invalid."""
+    """Read the user's own defaults; return None if there is no file; raise UsageError with all problems in it."""
     path = user_config(environ)
     if path is None or not path.exists():
         return None
@@ -191,7 +191,6 @@ def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterCo
 
 
 def _above(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings recursively; values of ``above`` override those of ``below``."""
     both = {
         key: _above(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
         for key, value in above.items()

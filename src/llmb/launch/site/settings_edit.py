@@ -68,8 +68,8 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
 def migrate(file: SettingsFile) -> Path:
     """Convert a file of the reference suite to llmb's format, and return the path of a copy of the original.
 
-    The file is complete at any time. Raises UsageError if there is a copy of another file, EnvironmentProblem if
-    writing fails.
+    The file is complete at any time. Raises UsageError if the path of the copy has another file, EnvironmentProblem
+    if writing fails.
     """
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
@@ -92,7 +92,7 @@ def migrated_text(file: SettingsFile) -> str:
 
 
 def _text(path: Path) -> str:
-    """Read the text of a settings file; raise UsageError if it is not YAML or has the reference suite's format."""
+    """Read a settings file, empty if missing; raise UsageError if it is not YAML or in the reference suite's format."""
     if not path.exists():
         return ""
     try:
@@ -120,7 +120,6 @@ def _problems(schema: type[BaseModel], text: str) -> list[str]:
 
 
 def _values(text: str) -> list[Any]:
-    """Return the possible values of ``text``: parsed as YAML, and as a string."""
     try:
         value = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
     except yaml.YAMLError:
@@ -129,7 +128,7 @@ def _values(text: str) -> list[Any]:
 
 
 def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
-    """Return the text with a key set or removed; raise UsageError if it cannot be edited, KeyError if it is missing."""
+    """Return the text with a key set or removed; raise UsageError if this fails, KeyError if the key is missing."""
     try:
         edited = with_value(text, keys, value)
         data = _data(text)
@@ -183,7 +182,6 @@ def _change(data: Any, keys: Sequence[str], value: object) -> None:  # noqa: ANN
 
 
 def _is_alone(data: Any, keys: Sequence[str]) -> bool:  # noqa: ANN401 (whatever is there)
-    """Return whether ``data`` contains only the value at ``keys``."""
     for key in keys:
         if not isinstance(data, dict) or list(data) != [key]:
             return False

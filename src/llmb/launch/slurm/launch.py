@@ -22,7 +22,7 @@ from llmb.launch.slurm.settings import GPU_FLAGS, SlurmSettings, flag_problems, 
 from llmb.runs.folder import RunFolder, writing
 
 LIMIT_S = 1800
-"""Time limit in seconds, because NeMo-Run packs its code and may wait for a busy controller."""
+"""Time limit of the script in seconds: NeMo-Run packs its code, and may wait for a busy controller."""
 JOB_ID = {"scheduler": re.compile(r"^Submitted batch job (\d{1,20})\b", re.M), "script": NEMO_RUN_JOB}
 REFUSED = re.compile(r"sbatch: error: (.{1,400})")
 SHORT = {"account": "-A", "partition": "-p"}

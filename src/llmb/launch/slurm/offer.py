@@ -55,7 +55,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
-    """Yield lists of names by width of their numbers; a width with a leading zero in one number is padded in all."""
+    """Yield a list of the unpadded numbers, and one for each width in which a number has a leading zero."""
     padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
     for width in (0, *sorted(padded)):
         ids = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
@@ -84,8 +84,8 @@ def _names(part: str) -> Iterator[str]:
 
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-    """Read the listed nodes in order, or those of a partition. Raises UsageError if the list is malformed, or a node or
-    the partition does not exist; InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
+    """Read the listed nodes in order, or those of ``partition``, or all. Raises UsageError if the list is malformed, or
+    a node or the partition does not exist; InfrastructureError if Slurm does not answer."""
     queried = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(queried))
     output = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
@@ -132,7 +132,7 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
 
 
 def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
-    """Return the cluster's partition for jobs without ``--partition``: the default, or those with the GPU type."""
+    """Return the cluster's partitions for jobs with ``gpu_type``, separated by commas; None for Slurm's default."""
     if gpu_type == CPU:
         return settings.cpu_partition or settings.partition
     types = settings.types_of(settings.partition)
@@ -147,8 +147,8 @@ def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
 def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str | None, site: str | None) -> str | None:
     """Return the GPU type of a job: the requested ``type_``, or else the partition's, or else the ``site``'s.
 
-    ``partition`` is None if the job requests none. Raises UsageError if the partition does not have the requested type,
-    or partitions have different types.
+    ``partition`` is None if the job requests none. Raises UsageError if the partitions to use do not have the requested
+    type, or if none is requested and their types differ.
     """
     if type_ == CPU:
         return type_

@@ -76,7 +76,7 @@ class SlurmChoices(Record):
     gpus_per_node: Annotated[
         int | None,
         _option(
-            help="GPUs per node, or processes on a CPU. Default: the number for the GPU type.",
+            help="GPUs per node, or processes on a CPU. Default: as in cluster_config.yaml, else the GPU type's.",
             minimum=1,
             set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
         ),
@@ -105,7 +105,7 @@ class SlurmChoices(Record):
     nice: Annotated[int | None, _option(help="Amount by which to lower the priority.")] = None
     segment: Annotated[
         int | None,
-        _option(help="Nodes per NVLink domain. Default if a domain spans nodes: a divisor of the job's nodes."),
+        _option(help="Nodes per NVLink domain. Default if a domain spans nodes: as many as divide the job evenly."),
     ] = None
     dependency: Annotated[str | None, _option(help="Jobs that must end first, such as afterok:1234.")] = None
     retries: Annotated[
@@ -222,7 +222,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
     rest = parse_flags(others, "--slurm-arg")
     twice = [name for name in rest if name in job and rest[name] != job[name]]
     if twice:
-        raise UsageError(f"an option and --slurm-arg both set {', '.join(twice)}", do="pass only one")
+        raise UsageError(f"an option and --slurm-arg both set {', '.join(twice)}", do="omit that --slurm-arg")
     additional = parse_additional(environ.get(ADDITIONAL, ""))
     flags = on_top(shell_flags(environ), additional, {**rest, **job})
     if problems := list(flag_problems(flags)):
@@ -264,7 +264,7 @@ def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) -> Flags:
-    """Return the flags that request GPUs; raise UsageError if ``chosen`` requests fewer than the job has processes."""
+    """Return the flags that request GPUs; raise UsageError if ``chosen`` requests fewer than a node has processes."""
     chosen_flags = {name: chosen[name] for name in GPU_FLAGS if name in chosen}
     requested = requested_flags(chosen_flags)
     counts = [count for name, value in requested.items() for count in _gpus(name, value or "")]
@@ -289,7 +289,6 @@ def _default(settings: SlurmSettings, count: int) -> Flags:
 
 
 def _both(other: str | None, gpus: str | None) -> Flags:
-    """Join other generic resources with GPUs in one flag ``gres``."""
     return {"gres": f"{other},{gpus}"} if other and gpus else {}
 
 

@@ -79,7 +79,9 @@ _cluster = partial(Option, panel="Cluster")
 class SlurmAnswers(Record):
     """The installer's answers that only Slurm needs."""
 
-    account: Annotated[str | None, _cluster(help="Slurm account, or none.", set_by=("SBATCH_ACCOUNT",))] = None
+    account: Annotated[
+        str | None, _cluster(help="Slurm account, or none for Slurm's default.", set_by=("SBATCH_ACCOUNT",))
+    ] = None
     gpu_partition: Annotated[str | None, _cluster(help="Partition for training.", set_by=("SBATCH_PARTITION",))] = None
     cpu_partition: Annotated[
         str | None, _cluster(help="Partition for jobs without GPUs, or none to use the training partition.")
@@ -133,7 +135,7 @@ class CpuPartition(SlurmQuestion):
     several = True
 
     def choices(self) -> list[Choice]:
-        return [*self.partitions(), Choice(NONE, f"the same, {self.answers.gpu_partition}")]
+        return [*self.partitions(), Choice(NONE, f"the partition for training, {self.answers.gpu_partition}")]
 
     def assumed(self) -> str:
         return NONE
@@ -388,7 +390,7 @@ def accounted(job: JobHandle, accounts: Mapping[str, SlurmJob]) -> JobState:
 
 
 def is_same(job: JobHandle, answer: SlurmJob) -> bool:
-    """Return whether Slurm's answer is about ``job``, because ids are reset if a controller loses its state.
+    """Return whether Slurm's answer is about ``job``: ids repeat once a controller has lost its state.
 
     Every job of llmb has its own batch script, which is submitted by its full path. Jobs that a program's own script
     queued are not checked.

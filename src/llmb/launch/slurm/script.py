@@ -336,7 +336,7 @@ def tasks_of(spec: JobSpec) -> int:
 
 
 def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:
-    """Return a command that runs once, on the node of the batch script, in the container if llmb is there."""
+    """Return a command that runs once, on the node of the batch script, in the container if it has llmb."""
     container = spec.container if spec.control_in_container else ContainerSettings()
     python = interpreter(container)
     command = (*inside(container, gpu=False), *(shell_word(word, python) for word in words))

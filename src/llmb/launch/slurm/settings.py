@@ -78,7 +78,7 @@ def parse_additional(text: str) -> dict[str, str | None]:
 
 
 def on_top(*layers: Flags) -> dict[str, str | None]:
-    """Merge layers of flags; later layers take precedence, and replace flags that exclude theirs."""
+    """Merge layers of flags; a later layer replaces earlier flags with the same names, or that its own exclude."""
     flags: dict[str, str | None] = {}
     for layer in layers:
         for group in EXCLUDING:
@@ -93,7 +93,7 @@ def requested_flags(flags: Flags) -> dict[str, str | None]:
 
 
 def flag_problems(flags: Flags) -> Iterator[str]:
-    """Yield the reasons for which ``flags`` cannot be written into a batch script, or cannot be set by users."""
+    """Yield the reasons why ``flags`` cannot be written into a batch script, or cannot be set by users."""
     yield from _conflicts(flags)
     for name, value in flags.items():
         if not NAME.fullmatch(name):
@@ -203,7 +203,7 @@ class SlurmSettings(Record):
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 
     def types_of(self, partition: str | None) -> dict[str, str]:
-        """Return the GPU types, by partition, of the partitions in a list for which they are known."""
+        """Return GPU types by partition, for those partitions in a comma-separated list whose type is configured."""
         names = partition_names(partition)
         types = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
         return {name: gpu_type for name, gpu_type in types.items() if gpu_type}
