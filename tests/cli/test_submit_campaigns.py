@@ -120,11 +120,11 @@ def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
         assert flag in requested
     assert not any(flag.startswith("gpus-per-node") for flag in requested)
     assert "405b fp8 on 576 x h100" in result.stdout
-    assert "note: release 24.11 is used, because its document has this variable" in result.stderr
+    assert "note: release 24.11 is used instead of " in result.stderr
     newest = call("launch", environ | {"NUM_NODES": "128"}, "pretrain_llama3.1", "--release", "25.04", "--dry-run")
     assert "405b fp8 on 1024 x h100" in newest.stdout
     error = refused("launch", environ | {"JOB_TOTAL_GPUS": "64"}, "pretrain_llama3.1", "-N", "4", "--dry-run")
-    assert error.what == "4 nodes with 8 GPUs each are 32 GPUs, but the scale is 64"
+    assert error.what == "--nodes 4 x 8 GPUs per node = 32 GPUs, but the scale is 64"
     script = call("submit", environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
     assert "405b PROXY (8 of 126 layers) bf16 on 32 x h100" in script
 

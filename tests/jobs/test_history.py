@@ -74,7 +74,7 @@ def test_a_lost_history_is_made_again_with_every_job_of_a_run(
         ("b", "3", "c"),
     ]
     assert {(job.state, job.status, job.submitted_s) for job in found} == {("PENDING", "queued", 1795255200.0)}
-    assert said == ["the history of jobs was rebuilt from 3 jobs in run folders; 'llmb jobs refresh' updates them"]
+    assert said == ["the history of jobs was rebuilt from 3 jobs in run folders; run 'llmb jobs refresh' to update it"]
 
 
 @pytest.mark.parametrize("content", [b"garbage " * 1000, b"SQLite format 3\0" + b"\xff" * 9000])
@@ -96,7 +96,7 @@ def test_a_damaged_history_is_an_error_until_it_is_rebuilt(
             assert [one.run_dir for one in store.jobs()] == [job.run_dir]
     (aside,) = path.parent.glob("*.damaged-*")
     assert aside.read_bytes() == content and str(aside) in said[0]
-    assert said[-1] == "0 jobs were added from run folders"
+    assert said[-1] == "added 0 jobs from run folders"
 
 
 def test_two_clients_that_find_none_make_it_once(tmp_path: Path, submitted: Submitted) -> None:

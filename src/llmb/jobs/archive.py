@@ -26,6 +26,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError, pip_install
 from llmb.base.input_files import check_values, open_file, open_regular
 from llmb.base.record import first_problem
 from llmb.base.secrets import HIDDEN, has_secret_in_log, secret_spans
+from llmb.base.shown_text import counted
 from llmb.base.trust import WORKLOADS
 from llmb.catalogue.records import Record
 from llmb.readers.profiles import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
@@ -46,7 +47,7 @@ _KEPT = re.compile(
     rf"|checkpoints\.jsonl|resources/{_NAME}\.jsonl|log-{_NAME}\.out|sbatch_{_NAME}\.out)",
     re.ASCII,
 )
-"""Results, logs and samples, but no batch script or job specification, because a retry would execute it."""
+"""Results, logs and samples, but no batch script or job specification, because a retry would execute them."""
 _TRACE = re.compile(rf"(?:{'|'.join(TRACES)})/(?:{_NAME}/){{0,3}}{_NAME}", re.ASCII)
 _FOLDER = re.compile(rf"{WORKLOADS}/{_NAME}/experiments/({_NAME})/{_NAME}/\1(\.\d{{1,6}})?", re.ASCII)
 
@@ -168,8 +169,6 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A file to pack, its entry in the manifest, and the parts to redact."""
-
     path: Path
     file: ArchivedFile
     hidden: tuple[_Span, ...]
@@ -178,7 +177,7 @@ class _Packed:
 def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Archive:
     """Pack the ended runs in these folders into ``target``, which appears only when it is complete.
 
-    Raises EnvironmentProblem if a file cannot be read or written.
+    Raises UsageError if a run folder has an invalid name, EnvironmentProblem if a file cannot be read or written.
     """
     try:
         runs = [_archived_run(RunFolder(folder)) for folder in folders]
@@ -361,7 +360,7 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
     """Unpack an archive into the empty folder ``into``, check each file against the manifest, and return the manifest.
 
     Raises UsageError if it is not a complete archive of ended runs; the content of ``into`` must then not be used.
-    Raises OSError if a file cannot be written.
+    Raises EnvironmentProblem if zstandard is needed but missing, OSError if a file cannot be written.
     """
     with open_file(path, do="pass a file written by 'llmb archive'") as file, _refusing(path):
         check_library(path)
@@ -448,7 +447,7 @@ def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: P
             raise _Refused(f"the checksum of a file differs from the manifest: {described.path!r}")
         _exactly(stream, -described.size % BLOCK)
     if missing:
-        raise _Refused(f"{len(missing)} files of the manifest are missing, such as {next(iter(missing))!r}")
+        raise _Refused(f"it lacks {counted(len(missing), 'file')} of its manifest, such as {next(iter(missing))!r}")
     rest = _at_most(stream, TAR_RECORD + 1)
     if len(rest) > TAR_RECORD or any(rest):
         raise _Refused("it has data after its end")

@@ -82,7 +82,6 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
 
 
 def _conclude(job: Job) -> None:
-    """Write the result, which follows from the run's files and the end of its job."""
     folder, record, end = job.folder, read_record(job.folder), read_job_end(job.folder)
     if end and record.job and end.job_id != record.job.job_id:
         end = None  # it belongs to a second job, which was rejected

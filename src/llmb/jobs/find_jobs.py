@@ -10,6 +10,7 @@ from datetime import datetime
 from statistics import median
 
 from llmb.base.errors import UsageError, closest, did_you_mean
+from llmb.base.shown_text import counted
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 from llmb.launch.scheduler_lookup import find_scheduler
@@ -57,7 +58,7 @@ def find_run(store: Store, text: str) -> Job:
     """Find a job as ``find_job`` does; raise UsageError if it is not a run."""
     job = find_job(store, text)
     if job.kind != "run":
-        do = f"'llmb jobs show {job.job_id}' shows the job, {SHOWN_BY[job.kind]} its result"
+        do = f"run 'llmb jobs show {job.job_id}' to see the job, {SHOWN_BY[job.kind]} to see its result"
         raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), not a run", where=job.run_dir, do=do)
     return job
 
@@ -81,7 +82,7 @@ def find_runs_by_name(store: Store, text: str) -> list[Job]:
     ids = [] if spelled else store.find_named(text) or store.with_short_id(text)
     if len(groups) > 1 or ids:
         choices = [
-            *(f"{one} ({len(jobs)} runs)" for one, jobs in groups.items()),
+            *(f"{one} ({counted(len(jobs), 'run')})" for one, jobs in groups.items()),
             *(str(job.job_id) for job in ids[:1]),
         ]
         raise UsageError(f"'{text}' is ambiguous", choices=choices, do="pass one of these instead")
@@ -104,15 +105,15 @@ def _ambiguous(text: str, jobs: list[Job]) -> UsageError:
     return UsageError(
         f"'{text}' matches {len(jobs)} jobs",
         choices=choices,
-        do=f"pass a longer part of the name, or an id, such as '{jobs[-1].job_id}'",
+        do=f"pass more of the beginning of the name, or an id, such as '{jobs[-1].job_id}'",
     )
 
 
 def _unknown(store: Store, text: str) -> UsageError:
     if text and (count := store.count(Filter(label=text, runs_only=True))):
-        runs = "1 run" if count == 1 else f"{count} runs"
-        do = f"'llmb runs --label {text}' shows their ids; 'llmb judge' and 'llmb compare' accept a label"
-        return UsageError(f"'{text}' is not an id, but the label of {runs}", where=str(store.path), do=do)
+        do = f"run 'llmb runs --label {text}' to see ids; 'llmb judge' and 'llmb compare' accept a label"
+        what = f"'{text}' is not an id, but the label of {counted(count, 'run')}"
+        return UsageError(what, where=str(store.path), do=do)
     names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.id, job.job_id, job.name) if name}
     near = closest(text, [*names, LATEST], cutoff=0.6, most=NEAR)
     return UsageError(

@@ -72,7 +72,8 @@ def find_runs(selector: str, install: Path, say: Say) -> RunSet:
 
 def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """Find run folders by an id, a label or a campaign, by ``latest`` for the newest successful run, or by the path of
-    a run folder, of a folder with only one run, or of an archive. Raises UsageError if there is none.
+    a run folder, of a folder with only one run, or of an archive. Raises UsageError if there is none, except that an
+    existing folder is returned unchecked.
     """
     path = parse_path(text).absolute()
     check_reachable(path)
@@ -115,7 +116,7 @@ def _latest(install: Path, say: Say) -> RecordedRun:
             return run
         newer.append(f"{run.id} is {run.record.status}")
     if newer:
-        what, do = "no run has ended successfully yet", f"the newest are: {'; '.join(newer[:NEAR])}"
+        what, do = "no run has ended successfully yet", f"pass a run's id; the newest are: {'; '.join(newer[:NEAR])}"
         raise UsageError(what, where=str(install), do=do)
     if folders:
         raise UsageError("all runs here are imported", where=str(install), do="pass the id of one; see 'llmb runs'")
@@ -130,7 +131,7 @@ def _made_at(folder: RunFolder) -> tuple[int, str]:
 
 
 def earlier_runs(install: Path, say: Say) -> Earlier:
-    """Return a function that finds the repeats of a run on the same nodes that were made next before and after it."""
+    """Return a function that finds the repeats of a run on the same nodes that were made just before and after it."""
 
     @cache
     def made(experiments: frozenset[str]) -> Sequence[RunFolder]:
@@ -195,7 +196,7 @@ def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """Return the runs measured in the window ``rule``, if it is not None; raise UsageError if steps are not saved."""
+    """Return the runs measured in the window ``rule``, unchanged for None; raise UsageError for a run without steps."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -332,7 +333,6 @@ def _folders_below(install: Path, say: Say) -> list[RunFolder]:
 
 
 def _at(text: str, path: Path, say: Say) -> RunSet:
-    """Return the runs at a path: a run folder, a log, an archive, a comparison, or a folder with runs and logs."""
     check_reachable(path)
     if path.is_file() and path.name.endswith(ENDINGS):
         return _found_in(text, _run_folders(unpacked(path.absolute())), say)
@@ -351,7 +351,7 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
-    """Return the runs, with those that are faster than their GPU can be marked as invalid."""
+    """Return the runs, and mark those as invalid that are impossibly fast for their GPU."""
     if not needs_catalogue(logs):
         return logs
     catalogue = Catalogue()

@@ -76,8 +76,6 @@ def follow_log(
 
 
 class _Follower:
-    """Copies what is appended to a file."""
-
     def __init__(self, path: Path, lines: int | None) -> None:
         self.path = path
         with path.open("rb") as stream:
@@ -139,7 +137,7 @@ def job_of_folder(folder: RunFolder) -> Job:
 
 
 def current(store: Store, install: Path, job: Job, say: Say) -> Job:
-    """Update ``job`` from its scheduler, and conclude its run if the job has ended; only its status if read-only.
+    """Update ``job``, and conclude its run if it has ended; with a read-only history, return only its final status.
 
     Raises InfrastructureError if the scheduler does not answer, EnvironmentProblem if it is not installed here.
     """

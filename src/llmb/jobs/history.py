@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.base.errors import EnvironmentProblem
+from llmb.base.shown_text import counted
 from llmb.base.trust import STATE_FOLDER, WORKLOADS, check_links
 from llmb.jobs.job import COLUMNS, Job, row_of_record
 from llmb.jobs.locks import file_lock
@@ -92,7 +93,7 @@ def rebuild_history(install: Path, say: Callable[[str], None]) -> Store:
         with open_history(install, say) as store:
             added = store.restore(jobs_of_folders(install))
             store.jobs()  # some damage shows only when every row is read
-        say(f"{added} jobs were added from run folders")
+        say(f"added {counted(added, 'job')} from run folders")
         return open_history(install, say)
     except Damaged as error:
         with _locked(path):
@@ -167,7 +168,8 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
     _rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's
     partial.replace(path)
     if count:
-        say(f"the history of jobs was rebuilt from {count} jobs in run folders; 'llmb jobs refresh' updates them")
+        jobs = counted(count, "job")
+        say(f"the history of jobs was rebuilt from {jobs} in run folders; run 'llmb jobs refresh' to update it")
     return Store(path)
 
 

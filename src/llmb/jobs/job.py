@@ -20,7 +20,7 @@ SUBMITTING = "SUBMITTING"
 NOT_SUBMITTED = "NOT_SUBMITTED"
 """The scheduler never received it."""
 LOST = "LOST"
-"""It was submitted, and there is no record of its end."""
+"""The scheduler no longer knows it, and it was ended from outside or did not record its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Job:
     campaign: str | None = None
     submitted_s: float
     state: str = SUBMITTING
-    """The scheduler's state of the job."""
+    """The scheduler's state of the job, or one of llmb's own."""
     status: Status = "queued"
     """The status of the run, which may be a success in a job that was killed, or invalid in one that completed."""
     reason: str | None = None
@@ -57,11 +57,11 @@ class Job:
     checked_s: float | None = None
     """The time at which the scheduler was last queried about this job."""
     retries: int = 0
-    """The number of times that it may still be resubmitted after infrastructure failures."""
+    """The number of times that it may be restarted or resubmitted after infrastructure failures."""
     retry_of: str | None = None
-    """The key of the job that this one repeats."""
+    """The key of the job that this one retries."""
     fault: str | None = None
-    """The cause of its failure, if known: a name from faults.yaml, or a description of its end."""
+    """The cause of its failure, if known: a name from faults.yaml, or of an end such as ``node_fail``."""
     bad_nodes: str | None = None
     """Nodes at fault, separated by commas."""
     step_time_s: float | None = None

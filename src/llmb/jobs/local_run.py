@@ -137,7 +137,6 @@ class LocalRun:
         return EndedRun(folder, record, result)
 
     def _begin(self, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], say: Say) -> tuple[RunRecord, Job]:
-        """Write the files of the run and its row in the history, before its workers start."""
         # A missing history is rebuilt before this run exists, so that it is not added twice. Problems show below.
         with suppress(EnvironmentProblem, UsageError):
             open_history(self.install, say).close()
@@ -181,7 +180,7 @@ def plan_here(
     pretended_rank: int | None = None,
     framework: FrameworkOptions | None = None,
 ) -> LocalRun:
-    """Plan a run on this machine; with ``pretended_rank``, of this rank alone, with random weights and synthetic data.
+    """Plan a run on this machine; with ``pretended_rank``, a run of that rank alone, with synthetic data.
 
     Raises UsageError with all problems of the request if it is invalid.
     """
@@ -218,7 +217,8 @@ def plan_here(
 
 
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
-    """Resolve ``request`` with the GPU type and number of GPUs of ``machine`` unless the request specifies them.
+    """Resolve ``request``; unless it specifies them, use the machine's GPU type and its number of GPUs or, if another
+    launcher started ranks, their number; without GPUs, use at most two processes on the CPU.
 
     The recipe records detected values. If the GPU is not of the recipe's type, its peak and thus the MFU are unknown.
     """
@@ -230,7 +230,7 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
         gpu_type = CPU
     scale = request.scale
     if started and scale not in (None, started.world_size):
-        what = f"--scale is {scale}, but {started.world_size} ranks were started"
+        what = f"--scale is {scale}, but the number of started ranks is {started.world_size}"
         raise UsageError(what, do="omit --scale, or start that many ranks")
     if started:
         scale = started.world_size
@@ -307,7 +307,6 @@ def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
 
 
 def _ended(folder: RunFolder) -> EndedRun | None:
-    """Read an ended run; return None if it no longer exists or cannot be read."""
     try:
         return read_ended_run(folder)
     except (UsageError, EnvironmentProblem):

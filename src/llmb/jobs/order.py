@@ -111,7 +111,6 @@ def binding(options: JobOptions, config: ClusterConfig) -> Binding:
 
 
 def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) -> None:
-    """Raise UsageError if the network needs a variable that is not set."""
     names = {variable.name for variable in variables} | set(site.shell)
     missing = [name for name in fabric.needs if name not in names]
     if missing:
@@ -324,7 +323,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, or the one that the requested nodes imply; raise UsageError if they differ."""
+    """Return the requested scale, or that of the requested nodes; raise UsageError if they differ or it is unknown."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))
@@ -333,7 +332,7 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
         raise UsageError("the number of processes per node is not specified", do="pass --gpus-per-node")
     scale = options.nodes * per_node
     if request.scale not in (None, scale):
-        what = f"{options.nodes} nodes with {per_node} GPUs each are {scale} GPUs, but the scale is {request.scale}"
+        what = f"--nodes {options.nodes} x {per_node} GPUs per node = {scale} GPUs, but the scale is {request.scale}"
         raise UsageError(what, do="pass either --nodes or --scale")
     return scale
 

@@ -27,7 +27,8 @@ FEWEST_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Step times of an attempt's last steps, without profiled steps and the first step, which includes warm-up."""
+    """Step times of an attempt's last steps, without profiled steps and, if there are others, without the first one,
+    which includes warm-up."""
 
     first_step: int
     last_step: int
@@ -73,7 +74,7 @@ class RunView:
 
 
 def find_pace(steps: Sequence[StepNews]) -> Pace | None:
-    """Return the pace of an attempt from its steps in order; None if all are profiled or there are none."""
+    """Return the pace of an attempt from its steps in order; None if no unprofiled step has a finite time."""
     counted = [step for step in steps if not step.profiled and math.isfinite(step.step_time_s)]
     last = (counted[1:] or counted)[-PACE_STEPS:]
     if not last:

@@ -53,7 +53,7 @@ from llmb.verdict.copies import digest_of
 NO_RUN = ("not_training_log", "unreadable")
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16
-"""The times of this number of first steps identify a run."""
+"""Number of first steps with times that identify a run."""
 _AROUND_EXPERIMENT = re.compile(
     r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
 )

@@ -97,7 +97,7 @@ def settings_in_effect(
 
 
 def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: Path) -> Iterator[Setting]:
-    """Yield the settings from files, in order of precedence, and the defaults of llmb."""
+    """Yield each setting with the first of ``files`` that has it as its source, or else llmb's defaults."""
     for keys, value in leaves(config):
         file = next((file for file in files if has_keys(file.data, keys)), None)
         if file is None:

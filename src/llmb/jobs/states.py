@@ -32,7 +32,7 @@ class FolderState:
     run_status: Status | None = None
     """The ``status`` in run.json; None if it cannot be read."""
     unread: str = "there is no record of it"
-    """The reason for which the run's status cannot be read."""
+    """The reason why the run's status cannot be read."""
     gone: bool = False
     """True if the folder no longer exists."""
     run_reason: str | None = None

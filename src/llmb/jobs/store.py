@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any, Literal, Self, get_args
 
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
+from llmb.base.shown_text import counted
 from llmb.jobs.job import CHANGING, COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Job, Kind, Status
 from llmb.jobs.states import job_states
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
@@ -241,7 +242,7 @@ class Store:
             (problem,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
             if problem == "ok":
                 (wrong,) = cursor.execute(WRONG).fetchone()
-                problem = f"{wrong} jobs have no time or no folder" if wrong else problem
+                problem = f"{counted(wrong, 'job')} without a valid time or folder" if wrong else problem
         if problem != "ok":
             raise Damaged(problem, self.path)
 
@@ -316,7 +317,6 @@ class Store:
 
 
 def _column(item: "Field[Any]") -> str:
-    """Return the SQL declaration of the column for a field of ``Job``."""
     types = (item.type, *get_args(item.type))
     kind = next((name for number, name in NUMBERS.items() if number in types), "TEXT")
     needed = "PRIMARY KEY" if item.name == "key" else "" if NoneType in types else "NOT NULL"
@@ -376,7 +376,6 @@ def _where(selection: Filter) -> tuple[str, list[object]]:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text for LIKE with the escape character ``!``."""
     return "".join(f"!{letter}" if letter in "!%_" else letter for letter in text)
 
 

@@ -125,7 +125,7 @@ class TaskOutcome:
 
     status: Literal["success", "failed"]
     reason: str | None = None
-    """The last line of the task's log."""
+    """The last error message in the log of a failed task, or else the log's last line."""
 
 
 def task_outcome(folder: RunFolder, end: JobEnd | None) -> TaskOutcome | None:

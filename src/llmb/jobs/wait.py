@@ -123,7 +123,8 @@ class Watch:
 def refresh_and_retry(
     store: Store, install: Path, environ: Mapping[str, str], say: Say, concluded: Iterable[str] = ()
 ) -> None:
-    """Update all jobs, conclude those with keys in ``concluded``, and resubmit jobs after infrastructure failures."""
+    """Update all jobs, conclude the last retries of the jobs with keys ``concluded``, and resubmit jobs after
+    infrastructure failures."""
     for line in refresh(store, install):
         say(line)
     for key in concluded:

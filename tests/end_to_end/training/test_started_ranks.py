@@ -77,7 +77,7 @@ def test_ranks_started_by_hand_and_by_torchrun_train_as_those_that_llmb_starts(
         (
             {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
             ("--scale", "4"),
-            "--scale is 4, but 2 ranks were started",
+            "--scale is 4, but the number of started ranks is 2",
         ),
         (
             {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},

@@ -114,7 +114,7 @@ pretrain_llama3.1 8b , 8
         "9:15: this is not a tuple; a quote, a bracket or a comma may be missing",
         "10:1: the tuple is not closed, or is followed by other text",
         "11:9: an item must be a value or a list of values",
-        "12:1: a tuple is (dtypes, scales, repeats, profile); this one has 1 items",
+        "12:1: a tuple is (dtypes, scales, repeats, profile); this one has 1 item",
         "13:1: scales is empty",
         "14:34: 'stray' has no '='; after the scale come KEY=VALUE pairs",
         "15:39: unclosed quote",

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
 from llmb.base.errors import UsageError, see
 from llmb.base.input_files import read_text_file
+from llmb.base.shown_text import counted
 from llmb.base.trust import check_owner
 from llmb.catalogue.data_files import CatalogueError, Key, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Record
@@ -94,7 +95,9 @@ class TextReader:
         workload, size = self._model(plain[0]) if plain else (None, None)
         fields = _MATRIX if size is None else _MATRIX[1:]
         if workload is None or len(plain) != 1 + len(fields):
-            raise _Wrong(1, f"a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', but this has {len(plain)} words")
+            raise _Wrong(
+                1, f"a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', but this has {counted(len(plain), 'word')}"
+            )
         draft = self._draft(where, workload, size)
         for name, cell in zip(fields, plain[1:], strict=True):
             self._set(draft, name, _Cell(unquoted(cell.text), cell.column))
@@ -109,7 +112,9 @@ class TextReader:
             raise _Wrong(column, "there is no header 'WORKLOAD_SIZE:' above this tuple")
         items = _read_items(line, column)
         if not 2 <= len(items) <= len(_TUPLE):
-            raise _Wrong(column, f"a tuple is (dtypes, scales, repeats, profile); this one has {len(items)} items")
+            raise _Wrong(
+                column, f"a tuple is (dtypes, scales, repeats, profile); this one has {counted(len(items), 'item')}"
+            )
         draft = self._draft(where, *self.header)
         for name, cells in zip(_TUPLE, items, strict=False):
             if not cells:
@@ -161,7 +166,6 @@ def _read_items(line: str, column: int) -> list[list[_Cell]]:
 
 
 def _values(node: yaml.Node, column: int) -> list[_Cell]:
-    """Return the items of a list of scalars, or the scalar itself as the only item."""
     place = column + node.start_mark.column
     if isinstance(node, yaml.ScalarNode):
         return [_Cell(node.value, place)]
@@ -182,7 +186,6 @@ Setting = tuple[Place, str, Values]
 
 
 def _text(value: object) -> object:
-    """Convert a YAML scalar to text as on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -266,7 +269,7 @@ def _below(key: str, settings: CampaignSettings) -> Iterator[Setting]:
 
 
 class YamlReader:
-    """Reads the entries of a YAML file, and its problems as ``file:line: what``."""
+    """Reads the entries of a YAML file; collects its problems as ``file:line: what``."""
 
     def __init__(self, path: Path, keys: Keys, split_model: SplitModel) -> None:
         self.path = path

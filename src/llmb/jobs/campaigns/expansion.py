@@ -70,7 +70,7 @@ class Selection:
     max_scale: Annotated[
         int | None, _selection(help="Include all published scales up to N, and doublings of the largest.", minimum=1)
     ] = None
-    """Include doublings of the largest published scale up to this one."""
+    """Include only scales up to this one, and doublings of the largest published scale."""
     min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
     """True for only the smallest scale of each recipe."""
     exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False
@@ -263,8 +263,8 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
     """Expand ``entries`` into jobs, the largest scale first.
 
     Within a scale, each recipe runs once before the next repeat. Every second round is in reverse order, so that drift
-    affects the mean of each recipe equally. If an entry selects several models, those without a layout at a requested
-    scale are left out. ``gpu_type`` is the cluster's.
+    affects the mean of each recipe equally. If an entry selects several models, jobs below the smallest scale of a
+    model are left out. ``gpu_type`` is the cluster's.
     """
     expansion = Expansion()
     for entry in entries:
@@ -281,7 +281,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             break  # each further entry would add its jobs and report the same problem
     types = dict.fromkeys(str(job.request.gpu_type) for job in expansion.jobs)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
-        do = "set --gpu-type, or gpu_type in cluster_config.yaml"
+        do = "pass --gpu-type, or set gpu_type in cluster_config.yaml"
         expansion.problems.append(f"the cluster's GPU type is not specified: {' or '.join(types)}; {do}")
     expansion.jobs = _in_turn(expansion.jobs)
     return expansion
@@ -307,7 +307,7 @@ def problem_text(error: UsageError) -> str:
 
 
 def grouped(refusals: Iterable[tuple[SelectedJob, str]]) -> list[str]:
-    """Return one line, with file, line and recipes, for each reason for which jobs cannot run."""
+    """Return one line, with file, line and recipes, for each reason why jobs cannot run."""
     groups: dict[tuple[str, str], list[str]] = {}
     for job, reason in refusals:
         recipes = groups.setdefault((job.where, reason), [])
@@ -328,7 +328,6 @@ def _check(entry: Entry) -> None:
 
 
 def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> Iterator[_Recipe]:
-    """Yield the recipes that an entry selects; raise UsageError if a name does not exist."""
     selection = entry.selection
     gpu_type = selection.gpu_type or site_gpu_type
     models = list(_models(catalogue, selection, gpu_type))

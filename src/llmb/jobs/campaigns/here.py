@@ -45,7 +45,7 @@ def is_local(context: CampaignContext) -> bool:
 def campaign_here(context: CampaignContext, requested: RequestedJobs) -> CampaignHere:
     """Plan every job for this machine; raise UsageError with all problems if one cannot run.
 
-    A run without a label gets one derived from the campaign, so that it can be resumed.
+    A run without a label gets one derived from the campaign, so that the campaign can be resumed.
     """
     config = context.site.config.model_copy(update={"scheduler": LOCAL})
     context = replace(context, site=replace(context.site, config=config))
@@ -74,7 +74,6 @@ def _key(request: JobRequest) -> str:
 
 
 def _gpu_type(context: CampaignContext, values: Mapping[str, object]) -> str | None:
-    """Return the GPU type from the options, the settings, or this machine."""
     if gpu_type := values.get("gpu_type") or context.site.config.gpu_type:
         return str(gpu_type)
     names = this_machine().gpu_names

@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plan a campaign, or resume an unfinished one with the same jobs; raise UsageError if a job cannot run."""
+    """Plan a campaign, or continue one that ``find_campaign`` returns; raise UsageError if a job cannot run."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
@@ -179,7 +179,7 @@ def check_jobs(
         raise UsageError(f"the campaign cannot be queued:{itemized(problems)}", do=do)
     if not jobs:
         raise UsageError(
-            f"nothing to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list' for recipes"
+            f"there is no job to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list' for recipes"
         )
     return jobs, left_out
 
