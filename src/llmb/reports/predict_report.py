@@ -46,7 +46,7 @@ class RunMemory(Shown):
                 *numbers("step: slower_pct", form=formatted("{:+.1f} %")),
                 *texts("at the cost of: cost"),
             ]
-            none = "no combination of three options makes it fit; more GPUs may help"
+            none = "no combination of up to three options makes it fit; more GPUs may help"
             yield table_of("it would fit", self.remedies, columns, caption="" if self.remedies else none)
         if isinstance(fullest, RankAccount) and fullest.collectives:
             columns = [*texts("kind", "group"), *numbers("number: count")]

@@ -78,7 +78,7 @@ def verdict_tables(
         if explanation:
             yield from explanation_tables(explanation)
         elif explanations:
-            yield rows_table(f"why slow: unknown, as {', '.join(run.id for run in one.runs)} has no step time", [""])
+            yield rows_table(f"why slow: unknown without a step time: {', '.join(run.id for run in one.runs)}", [""])
 
 
 def notebook_table(verdict: Verdict) -> Table:

@@ -63,7 +63,8 @@ def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
     most = MOST_BYTES[device] if request.most is None else request.most
     sizes = tuple(sizes_between(request.least, most, request.factor))
     if not sizes:
-        raise UsageError(f"--min-size is {request.least:,} bytes, above the maximum of {most:,}", do="raise --max-size")
+        what = f"--min-size is {request.least:,} bytes, above the maximum of {most:,}"
+        raise UsageError(what, do="pass a smaller --min-size or a larger --max-size")
     return CollectiveJob(
         device=device,
         collectives=request.collectives,

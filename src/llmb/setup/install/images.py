@@ -131,7 +131,7 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
     """Raise EnvironmentProblem if the tool is missing or cannot import for the nodes' architecture."""
     program, here = PROGRAMS[request.runtime], platform.machine()
     again = shlex.join([request.source, "--runtime", request.runtime, "--folder", str(request.folder.absolute())])
-    do = f"run it on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
+    do = f"import it on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
     if shutil.which(program) is None:
         raise EnvironmentProblem(f"there is no {program} on this machine", do=do)
     bound = request.runtime == "apptainer" or (isinstance(source, RegistryImage) and source.of_daemon)

@@ -165,7 +165,7 @@ def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
         documented = catalogue.workloads[workload].checkpoints.get(size)
         if documented and not prepared_folders(root, workload).models.exists():
             need += int(documented.size_gb * 10**9) * DOWNLOADED
-    check_room("the installation needs", need, root, "free some space, or use a --path on another disk")
+    check_room("the installation needs", need, root, "free some space, or pass a --path on another disk")
 
 
 def free_text(root: Path) -> str:

@@ -280,7 +280,7 @@ def proven(python: Path, answers: Answers) -> PythonContents:
         raise EnvironmentProblem(f"this Python does not run: {output.problem}", where=str(python))
     if output.code:
         last = output.errors.strip().splitlines()[-1:] or ["no output"]
-        do = f"use a Python that has {' and '.join(packages)}, or have one created with --environment venv"
+        do = f"pass a --python that has {' and '.join(packages)}, or --environment venv to create one"
         raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
     try:
         contents = PythonContents.model_validate(json.loads(output.text))

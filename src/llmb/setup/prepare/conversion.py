@@ -400,7 +400,7 @@ def origin_of(base: SavedCheckpoint, name: str | None) -> WeightsOrigin:
 def check_base(base: SavedCheckpoint, model: Model) -> None:
     """Raise UsageError if ``base`` does not contain all weights of ``model``."""
     if base.record.lora:
-        raise UsageError("the base contains only adapters", where=str(base.path), do="pass a checkpoint with weights")
+        raise UsageError("the base contains only adapters", where=str(base.path), do="pass one with weights as --base")
     if differences := list(model_differences(model, base.record.model)):
         raise UsageError(
             f"the base is a model other than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)

@@ -150,7 +150,7 @@ def write_packed(
     fitting = np.flatnonzero(places <= seq_len)
     if not len(fitting):
         what = f"no sample of {split} fits into {seq_len} places; the shortest takes {places.min()}"
-        raise UsageError(what, where=samples.source, do="use a larger --seq-len, or other samples")
+        raise UsageError(what, where=samples.source, do="pass a larger --seq-len, or other samples with --source")
     packing = pack(places[fitting], seq_len, SEED)
     order = fitting[packing.order]
     with new_folder(folder) as partial:

@@ -66,7 +66,7 @@ def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
     """Read a record, None if there is none; raise UsageError if it is unreadable or its files are incomplete."""
     if not path.is_file():
         return None
-    do = "prepare it again with --force"
+    do = "run 'llmb prepare dataset' again with --force"
     try:
         record = shape.model_validate_json(read_regular(path, MOST_JSON_BYTES))
     except ValidationError as error:
@@ -94,7 +94,7 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
         without_answer += unanswered
         for split, order in _drawn(parts, len(starts) - 1).items():
             if not len(order):
-                what = f"no sample is left for {split}: {len(starts) - 1} samples with an answer are too few"
+                what = f"no sample is left for {split}: the number of samples with an answer is only {len(starts) - 1}"
                 raise UsageError(what, where=", ".join(map(str, files[origin])))
             path = lines_file(folder, split)
             samples[split] = len(order)
