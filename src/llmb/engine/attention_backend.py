@@ -202,7 +202,7 @@ def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, 
         return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=first.milliseconds, distance=distance)
     wrong, problem = problems[0]
     if wrong and ranks and ranks.is_first:
-        sys.stdout.write(f"llmb: attention backend {backend} is wrong at this run's shapes: {problem}\n")
+        sys.stdout.write(f"llmb: attention backend {backend} computes wrong results for this run: {problem}\n")
     return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
 
 

@@ -99,7 +99,7 @@ def _gpus_of_run(ranks: Ranks) -> NodeGpus:
 
 
 def _cuda_of_driver() -> str | None:
-    """Return the newest CUDA version that the driver supports."""
+    """Return the newest CUDA version that the driver supports; None if it is unknown."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

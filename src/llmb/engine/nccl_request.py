@@ -95,7 +95,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's lines from the user's log, which may be on a local disk, to the run folder; only report a failure."""
+    """Copy NCCL's lines, except those of collectives, from the user's log to the run folder; only report a failure."""
     if log is None:
         return
     kept = network_log(folder, _rank())

@@ -14,7 +14,6 @@ from llmb.base.errors import EnvironmentProblem
 
 
 def _names(module: str, names: str) -> Iterator[str]:
-    """Return the full names of a module's ``names``, which are separated by spaces."""
     return (f"{module}.{name}" for name in names.split())
 
 

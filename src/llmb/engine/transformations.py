@@ -120,7 +120,7 @@ def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
     """Compile the forward pass of every block, and the part of the loss between its matrix products.
 
     Blocks of the same kind share their code. Of routed experts only the activation is compiled, for any number of rows:
-    that depends on the tokens.
+    this number depends on the tokens.
     """
     compiled = partial(torch.compile, dynamic=False, backend=backend)
     for block in model.blocks():

@@ -2,8 +2,8 @@
 """The watchdog: a thread in every rank that ends a run that hangs, and a rank whose launcher has ended.
 
 Ranks send heartbeats through the run's store. If a rank makes no progress, its heartbeats also contain its oldest
-pending collective, from PyTorch's flight recorder, and the location of its main thread. By default the recorder keeps
-the latest 2,000 collectives of every group, with gloo as well as NCCL. It does not record gloo's sends and receives;
+pending collective, from PyTorch's flight recorders, and the location of its main thread. By default, the recorder of
+gloo and that of NCCL each keep the latest 2,000 collectives of all groups. Gloo's sends and receives are not recorded;
 the location shows which code waits for them.
 """
 
@@ -85,9 +85,9 @@ def _members(group: str) -> list[int]:
 
 
 def main_thread_location() -> tuple[str | None, bool]:
-    """Return the innermost line of llmb that the main thread is in, and whether that line called torch.distributed.
+    """Return the innermost line of llmb that the main thread is in, and True if it waits in torch.distributed.
 
-    If it called another function, the text also contains the innermost line.
+    If that line called another function, the text also contains the innermost line of all.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:

@@ -193,7 +193,7 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
         },
     }
 )
-"""Functions that return an operator's FLOPs from its arguments, where ``flop_registry`` lacks it or its mask."""
+"""Functions that return an operator's FLOPs from its arguments, for operators that ``flop_registry`` lacks."""
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
 """Calls an operator that changes its arguments; returns its results, followed by the changed arguments."""

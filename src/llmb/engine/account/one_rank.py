@@ -355,7 +355,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """Count a step with ``ledger``, which follows ``stages``. extends: if possible, from fewer micro-batches."""
+    """Count a step with ``ledger``, which follows ``stages``. extends: extrapolate from shorter steps if possible."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of a checkpoint: only tensors, under names that are the same for every layout.
 
-Weights and optimizer state are DTensors with global shapes, or elements whose places in the full tensors are known, so
-any number of ranks can read what any other wrote.
+Weights and optimizer state are full tensors, DTensors, or elements whose places in the full tensors are known, so any
+number of ranks can read what any other wrote.
 
 If a rank updates only some elements of a parameter, it saves and reads only these. Consecutive elements of a matrix are
 at most three boxes: the end of a row, whole rows, and the beginning of a row. A checkpoint consists of boxes,

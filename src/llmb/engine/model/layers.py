@@ -38,7 +38,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm1P(Norm):
-    """Layer normalization with weights stored minus one, as with Megatron-LM's ``--apply-layernorm-1p``."""
+    """Layer normalization that stores its weights minus one, like Megatron-LM with ``--apply-layernorm-1p``."""
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()

@@ -136,6 +136,5 @@ def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
 
 
 def _split(numbers: list[int], *sizes: int) -> list[list[int]]:
-    """Split the numbers into parts of these sizes, followed by the rest."""
     ends = [0, *accumulate(sizes), len(numbers)]
     return [numbers[start:end] for start, end in pairwise(ends)]

@@ -124,7 +124,7 @@ def listen(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRNOTAVAIL:
             return _on_all(port)
         what = f"rank 0 cannot listen at {address}, port {port}, where the ranks meet: {error.strerror or error}"
-        raise EnvironmentProblem(what, do="submit the job again: every job chooses a new port") from error
+        raise EnvironmentProblem(what, do="submit the job again, or set another MASTER_PORT if you set it") from error
 
 
 def _on_all(port: int) -> socket.socket:
@@ -257,7 +257,7 @@ def _group(ranks: range, description: str, timeout: timedelta | None) -> dist.Pr
 
 
 def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa: ANN401 (torch does not export its type)
-    """Create a group like torch's own for ``gloo``, except for the number of threads."""
+    """Create a group like torch's own for ``gloo``, but with one thread and the devices of all groups."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = _devices(os.environ.get("GLOO_SOCKET_IFNAME", ""))

@@ -14,8 +14,8 @@ With delayed scaling and trained weights (``[ ]`` is a cast by the scale of that
 
     backward: the gradient of each product is cast once, [gradient of the layer], for both of its products.
 
-An activation casts its results as it computes them; every other input is cast separately, and so are the results of
-activations with current scaling or adapters. The forward pass of a layer goes from its block in ``model/decoder`` to
+An activation casts its results as it computes them; every other input is cast separately, as are the results of
+activations with current scaling, adapters or biases. The forward pass goes from a block in ``model/decoder`` to
 ``fp8_layers`` (which layer, which scales, what is saved for the backward pass), ``scaling`` (cast, product),
 ``kernels/elementwise`` and its Triton files. ``apply`` replaces layers, and sets scales once per step; ``experts``
 contains the routed experts.

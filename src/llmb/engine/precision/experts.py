@@ -101,7 +101,7 @@ def _multiply_into(result: Tensor, left: Scaled, right: Scaled, *, fast: bool, p
 
 
 def _fits(matrix: Tensor) -> bool:
-    """Return True if the GPU's product supports a row-major matrix without a copy: all of its rows are aligned."""
+    """Return True if the GPU's product supports a row-major matrix without a copy: not empty, all rows aligned."""
     return bool(matrix.numel()) and not any(
         size % ALIGNED for size in (matrix.shape[1], matrix.stride(0), matrix.storage_offset())
     )
