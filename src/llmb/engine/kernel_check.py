@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the engine's kernels with torch's code for the same operations, at the start of a run and at its shapes.
 
-Some assemblers miscompile correct kernels (for an example see ``elementwise.cast_activation_gradient``). Which kernels
+Some assemblers miscompile correct kernels (for an example see ``elementwise.cast_activation_gradient``). Which ones
 depends on the GPU, the shapes and the assembler's version, so tests on other machines cannot exclude it. Span attention
 is checked by ``attention_backend``, which skips it if it is wrong; for the kernels here a run has no alternative.
 """
@@ -49,7 +49,7 @@ class KernelTrial(NamedTuple):
 class RankShapes(NamedTuple):
     """Shapes of the tensors that one rank casts for a micro-batch.
 
-    cast: of inputs and weights. joined: rows of the weights that are cast into one matrix. activated: of the results
+    cast: of inputs and weights. joined: numbers of rows of weights cast into one matrix. activated: of the results
     of activations. heads: batch, positions, query heads, key heads.
     """
 
@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """Return the first rank's checks and others' failed ones; none without FP8, or a GPU with it. A collective."""
+    """Return the first rank's checks and others' failed ones; none without FP8 or a GPU that has it. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():

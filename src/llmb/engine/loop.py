@@ -267,7 +267,7 @@ def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bo
 
 
 def collect_garbage(number: int) -> None:
-    """Collect garbage after a fixed number of steps, on all ranks together: a pause of one rank stalls the others."""
+    """Collect garbage only after fixed numbers of steps, on all ranks together: a pause of one stalls the others."""
     gc.disable()
     if number % STEPS_BETWEEN_COLLECTIONS == 0:
         gc.collect()

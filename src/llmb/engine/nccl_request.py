@@ -26,7 +26,7 @@ DETAILED = ("INFO", "ABORT", "TRACE")
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """Make NCCL log this rank's collectives with ``--nccl-trace``, and the network on first ranks of several GPU nodes.
+    """Make NCCL log collectives with ``--nccl-trace``, and the network on the first rank of each of several GPU nodes.
 
     Return the user's own log file if NCCL writes there, else None.
     """

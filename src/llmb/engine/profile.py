@@ -119,7 +119,7 @@ class TorchRecorder:
 def pack(whole: Path, packed: Path) -> None:
     """Compress a trace; raise OSError if it is missing or empty: torch reports no error if it cannot write it."""
     if not whole.exists() or not whole.stat().st_size:
-        raise OSError(errno.EIO, "torch wrote no trace; if the disk is full, set TMPDIR", str(whole.parent))
+        raise OSError(errno.EIO, "torch wrote no trace; if the disk is full, set TMPDIR to another", str(whole.parent))
     with whole.open("rb") as source, gzip.open(packed, "wb") as target:
         shutil.copyfileobj(source, target)
 

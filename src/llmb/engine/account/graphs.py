@@ -62,7 +62,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "barrier": ("barrier", "tensor"),
     }
 )
-"""The kind of each operator, and its argument with the whole message that a rank gathers, sends or reduces."""
+"""The kind of each operator, and its argument, or result, with the whole message that a rank handles."""
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
 """Number of products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""

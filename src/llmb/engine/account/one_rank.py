@@ -141,7 +141,7 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
 )
 """Substrings of a file and a function on the stack, and the owner of their allocations; the innermost decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)
-"""Operators on results of collectives that send nothing."""
+"""Operators on the results of collectives that do not communicate themselves."""
 
 
 class Ledger(TorchDispatchMode):

@@ -92,7 +92,7 @@ def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
 
 
 BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
-"""The exceptions that reading a damaged pickle can raise, according to pickle's documentation."""
+"""Exceptions from reading a damaged pickle: those that pickle's documentation names, OSError, and our ValueError."""
 
 
 def torch_message(error: BaseException) -> str:

@@ -193,7 +193,7 @@ def document_lengths(starts: Tensor) -> Tensor:
 
 
 class Loader:
-    """Prepares the data of steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` + 1 steps before their use.
+    """Prepares the data of steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` + 1 steps ahead of use.
 
     An error in the thread is raised by ``step``. The thread ends with the context.
     """

@@ -220,7 +220,7 @@ def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> 
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
-    """Return that of a parameter's initial values, which is smaller for matrices before residual sums, as in GPT-2."""
+    """Return the initial standard deviation, which is smaller for matrices before residual sums, as in GPT-2."""
     if is_of_adapter(name):
         return adapter_deviation(name, shape)
     adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))

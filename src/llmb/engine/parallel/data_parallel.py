@@ -53,7 +53,7 @@ def shard_experts(
     """Shard stacked experts by the hidden dimension, because there may be more ranks than experts on each.
 
     Their gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from. The mean is
-    therefore over ``batches``, the ranks whose losses are averaged, and not over those of ``mesh``.
+    therefore over ``batches``, the number of ranks whose losses are averaged, not over the ranks of ``mesh``.
     """
     fully_shard(
         module,

@@ -67,7 +67,7 @@ class Ranks:
 
 
 def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
-    """Connect this process to the others as its variables specify; raise ValueError if the plan has another number."""
+    """Connect this process to the others by its environment; raise ValueError if the plan's number of ranks differs."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     connect_ranks(device, folder=folder)
     world_size = dist.get_world_size()

@@ -125,7 +125,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
 
 
 def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
-    """Set up what ``module`` needs for shards: collectives, gradients of replicas, and the elements of dropout."""
+    """Set up ``module`` for its shard: collectives, gradients of replicas, and the part of dropout that it computes."""
     name, (group, sequence_parallel) = path.rpartition(".")[2], boundary
     if isinstance(module, Norm | Bias):
         # Ranks see different heads, whatever tokens they see.

@@ -203,7 +203,7 @@ class FileWriter:
     source: ChunkSource
 
     def __call__(self, file: WeightFile) -> FinishedFile:
-        """Write a file and return once it is on disk; raise UsageError for an unusable chunk, OSError on failure."""
+        """Write a file and return once it is on disk; raise OSError if that fails, UsageError for an unusable chunk."""
         path, places = self.folder / file.name, []
         path.unlink(missing_ok=True)  # a process of a killed import may still be writing it
         with ChecksumWriter(path) as stream:
@@ -279,7 +279,7 @@ def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
     state = folder / IMPORTED / "source.json"
     same = state.is_file() and state.read_text() == key
     if state.is_file() and not same:
-        on_note("starting again from the first file: the earlier import had another source, options or llmb version")
+        on_note("starting again from the first file: the earlier import had different files, options or llmb")
     kept = finished_files(folder) if same else []
     for left in (folder / WEIGHTS, folder / IMPORTED):
         left.mkdir(exist_ok=True)

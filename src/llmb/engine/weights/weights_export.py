@@ -281,7 +281,7 @@ def shape_problems(
 
 
 def has_shared_inputs(adapters: Mapping[str, LowRank]) -> bool:
-    """Return True if the adapters of each module have equal A, as those of a fused projection do."""
+    """Return True if all adapters within each module have an equal matrix A, as those of a fused projection do."""
     first: dict[str, Tensor] = {}
     return all(
         torch.equal(first.setdefault(layer.rpartition(".")[0], adapter.a), adapter.a)

@@ -350,7 +350,7 @@ class HuggingFaceParameters:
 
 
 def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Write the checkpoint's ``weights``; each process has one chunk, or one tensor of NeMo, in memory at a time.
+    """Write the checkpoint's ``weights``; each process has one chunk in memory at a time, or one tensor if from NeMo.
 
     Raise UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
     value is not finite.
