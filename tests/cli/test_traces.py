@@ -97,7 +97,7 @@ def test_a_picture_is_drawn_to_scale(trace: Path, tmp_path: Path) -> None:
 
 def test_a_picture_that_cannot_be_written_is_an_error(trace: Path, tmp_path: Path) -> None:
     done = call("trace", trace, "--picture", tmp_path / "missing" / "steps.svg", code=3)
-    assert "cannot write" in done.stderr
+    assert "the file cannot be written" in done.stderr
 
 
 def test_several_tables_of_one_test_are_compared(tmp_path: Path) -> None:

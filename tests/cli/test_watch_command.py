@@ -56,7 +56,7 @@ def test_what_cannot_be_watched(llmb: Run, tmp_path: Path) -> None:
     assert "no run is running or queued here" in llmb("watch", code=2).stderr
     assert "there are no runs yet" in llmb("watch", "latest", code=2).stderr
     assert "no such file" in llmb("watch", "./nothing", code=2).stderr
-    assert "there is no run in this folder" in llmb("watch", str(tmp_path), code=2).stderr
+    assert "this folder has no runs" in llmb("watch", str(tmp_path), code=2).stderr
     (tmp_path / "run.json").write_text("{")
     assert "record cannot be read" in llmb("watch", str(tmp_path), code=2).stderr
 

@@ -467,5 +467,5 @@ def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
 
 def find_fabric(catalogue: Catalogue, name: str) -> Fabric:
     if name not in catalogue.fabrics:
-        raise unknown("fabric", name, catalogue.fabrics, do="see 'fabric' in cluster_config.yaml")
+        raise unknown("fabric", name, catalogue.fabrics, do="set 'fabric' in cluster_config.yaml to one of these")
     return catalogue.fabrics[name]

@@ -28,7 +28,7 @@ class UserModel(NamedTuple):
 def size_of_file(path: Path) -> str:
     """Return the size that a file names. Raises UsageError for a name that no size can have."""
     if not re.fullmatch(r"[\w.+-]+", path.stem, re.ASCII):
-        what = "the name of the file, without its suffix, is the model's size: letters, digits, '.', '_', '+' and '-'"
+        what = "the file's name before the suffix may only have letters, digits, '.', '_', '+' and '-': it is the size"
         raise UsageError(what, where=str(path), do="rename the file")
     return path.stem.lower()
 
@@ -54,7 +54,7 @@ def custom_workload(template: Path, own: UserModel) -> WorkloadFile:
         seq_len=min(model.max_seq_len, MOST_TOKENS),
         above_largest="refuse",
         batch_rule=BatchRule(gpus=1, gbs=8),
-        notes=("the layout is a start: 'llmb plan' finds faster ones, and 'llmb memory' whether it fits",),
+        notes=("the layout is a start: 'llmb plan' finds faster ones, and 'llmb memory' checks if it fits",),
         rows=rows,
     )
     runs_on_cpu = model.other_parts is None and parameter_count(model)[0] <= MOST_ON_CPU

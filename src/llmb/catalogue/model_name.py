@@ -9,7 +9,7 @@ from llmb.catalogue.custom import check_is_listed
 from llmb.catalogue.resolve import find_workload, sized_workload, sizes_of
 
 FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
-"""The workload of the size that every workload has, if only the size is named."""
+"""The workload that is meant if only the size ``tiny`` is named, which every workload has."""
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:

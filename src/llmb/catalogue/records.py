@@ -120,10 +120,10 @@ class Gpu(Record):
     network_gb_s: float | None = Field(default=None, gt=0, lt=1e4)
     tdp_w: float | None = Field(default=None, gt=0)
     sms: int | None = Field(default=None, gt=0)
-    """Number of streaming multiprocessors; if None, predictions ignore wave quantization."""
+    """Number of streaming multiprocessors; if None, predictions assume that of an H100."""
     gpus_per_node: int = Field(gt=0)
     relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
-    """The efficiency of a step relative to nominal rates, divided by that of an H100; None if no step is published."""
+    """The efficiency of products and memory relative to an H100's; None if no step is published, and 1 is assumed."""
     device_names: tuple[str, ...]
     """Glob patterns that match the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()

@@ -335,7 +335,7 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
 
 def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
     """Return the requested release. The default is the newest one with this dtype of the reference suite, else of
-    Megatron-Bridge."""
+    Megatron-Bridge; ``mb`` is the newest of Megatron-Bridge."""
     suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
     if request.release in (None, NEWEST):
         default = suite[-1:] if request.release is None else []

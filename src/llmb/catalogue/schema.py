@@ -60,7 +60,7 @@ class SoftwareRates(Record):
 class ExpectedError(Record):
     """95 % of steps are at most ``shorter_pct`` percent shorter than predicted, or ``longer_pct`` percent longer.
 
-    rows: the published steps behind it, predicted without their model and release; None if it is assumed.
+    rows: number of published steps that were predicted to measure it; None if it is assumed.
     """
 
     text: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check every file of a user's catalogue; other commands read only the files that they need."""
+"""Checks every file of a user's catalogue; other commands read only the files that they need."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -44,7 +44,7 @@ def _problems(catalogue: Catalogue, folder: Path, path: Path) -> Iterator[str]:
     name = path.parts[0]
     is_listed = name in READERS and len(path.parts) == 2 - name.endswith(".yaml") and path.suffix == ".yaml"
     if not is_listed:
-        yield f"{folder / path}: nothing reads a file of this name; valid: {VALID}"
+        yield f"{folder / path}: no command reads a file of this name; valid: {VALID}"
         return
     try:
         content = READERS[name](catalogue, path.stem)

@@ -157,7 +157,6 @@ def _find(words: str, *, as_json: bool) -> None:
 
 
 def _print(name: str, *, only_path: bool, as_json: bool) -> None:
-    """Print a page, its path or its JSON; raise UsageError with similar names if there is no such page."""
     pages = {page.name: page for page in doc_pages()}
     if name not in pages:
         raise unknown("page", name, pages, do="see 'llmb docs' for all pages")

@@ -84,7 +84,7 @@ Layouts = Annotated[
 WORK = ("gbs", "seq_len", "layers")
 """Sizes that define the work; the others define the layout."""
 DECISIVE = ("recompute", "dp_sharding", "fp8_recipe")
-"""Options of a run that affect its time and memory; all other options of a run are accepted and ignored."""
+"""Options of a run that the short help shows, because they affect time and memory most."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
 """Options that can be combined with a file, whose lines contain the others."""
 Software = Annotated[
@@ -203,7 +203,7 @@ def predict_with(
     find: FindRuns = find_here,
     imbalance: float | None = None,
 ) -> RunPrediction:
-    """Predict the step of a recipe, calibrated with the runs that ``selector`` selects; raise UsageError."""
+    """Predict the step of a recipe; raise UsageError if it, or its calibration by ``basis``, is invalid."""
     plan = unbalanced(_plan(resolve(catalogue, request), choices, catalogue), imbalance)
     predicted = _predictor(catalogue, basis, plan, find)
     found, reason = predicted(plan), why_not_estimated(plan)
@@ -243,7 +243,7 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
     try:
         lines = list(csv.DictReader(read_text_file(path).decode().splitlines(), strict=True))
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UsageError(f"not a CSV file: {error}", where=str(path)) from error
+        raise UsageError(f"the file is not valid CSV: {error}", where=str(path)) from error
     rows = predict_rows(catalogue, lines)
     if json:
         print_json(rows_document(rows))
@@ -370,9 +370,9 @@ def plan_with(
     *,
     explicit_recompute: bool,
 ) -> LayoutPlan:
-    """Search the layouts of a recipe, with predictions calibrated by the runs that ``selector`` selects.
+    """Search the layouts of a recipe, with predictions calibrated by ``basis``.
 
-    Raise UsageError for options that cannot be estimated, and if no layout fits.
+    Raise UsageError for options that cannot be estimated, and if no layout fits and the recipe's own is invalid.
     """
     sizes, parallelism = request.overrides.explicit(), choices.parallelism
     work = {name: sizes.pop(name) for name in WORK if name in sizes}

@@ -110,8 +110,7 @@ def access(workload: Workload, size: Size = None, json: Json = False) -> None:
 
 
 def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str, str]]:
-    """Return the model of the requested size or, without a size, those of all sizes that need data, except the tiny
-    one."""
+    """Return the requested model; without a size, all that need data except the tiny one, else the first."""
     workload, own_size = split_model(catalogue, name)
     if size or own_size:
         return [model_of(catalogue, name, size)]

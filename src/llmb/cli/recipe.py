@@ -135,7 +135,7 @@ def metrics(
     - `llmb metrics -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100 --step-time 12.27`
     """
     if not SHORTEST_STEP_S < step_time < LONGEST_STEP_S:
-        raise UsageError(f"step time {step_time} s is invalid", do="pass --step-time in seconds, above 0")
+        raise UsageError(f"--step-time {step_time} is invalid", do="pass the seconds of a step, such as 2.5")
     recipe = resolve(catalogue_for(request), request)
     result = throughput(recipe, step_time)
     if why := why_too_fast(result.tflops_per_gpu, result.peak_tflops):

@@ -76,7 +76,8 @@ def write_named(path: Path, content: str | bytes, option: str) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(path), do=f"change {option}") from error
+        what, do = f"the file cannot be written: {error.strerror}", f"set {option} to another place"
+        raise EnvironmentProblem(what, where=str(path), do=do) from error
 
 
 def run_paths(paths: Iterable[Path]) -> list[Path]:

@@ -78,7 +78,7 @@ class Pretended:
         try:
             spans = parse_ranges(text)
         except ValueError as error:
-            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="count ranks from 0") from error
+            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="pass numbers from 0") from error
         if any(span.last >= scale for span in spans):
             raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="pass ranks of the layout")
         return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
@@ -326,6 +326,6 @@ def _run_repeat(local: LocalRun) -> EndedRun:
 
 
 def _print_ended(ended: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
-    """Print the runs that ended before an error. Errors of these runs are not raised, so that the first error is."""
+    """Print the runs that ended before an error. Their own errors are not raised, because that error follows."""
     with suppress(RunFailed, InvalidRun):
         print_repeats(ended, json=json)

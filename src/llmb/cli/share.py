@@ -58,7 +58,7 @@ def report(
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png need --plot.")] = "html",
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, with its name in the page's links.")
+        str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, by its name in the page's links.")
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Show home folders, and names of users and hosts, but never secrets.")
@@ -224,10 +224,11 @@ def archive(
         raise UsageError("the file already exists", where=str(output), do="pass another name, or remove the file")
     written = write_archive(_recorded_runs(runs), output, traces=traces)
     if written.hidden:
-        say(f"{written.hidden} log lines that may contain a secret are redacted in the archive")
+        say(f"redacted in the archive: {counted(written.hidden, 'log line')} that may contain a secret")
     count, size = len(written.manifest.runs), output.stat().st_size
     document = {"archive": str(output), "runs": count, "files": len(written.manifest.files), "size_bytes": size}
-    print_output({**document, "hidden_lines": written.hidden} if json else f"{output}: {count} runs, {size:,} bytes\n")
+    text = f"{output}: {counted(count, 'run')}, {size:,} bytes\n"
+    print_output({**document, "hidden_lines": written.hidden} if json else text)
 
 
 @app.command("import")

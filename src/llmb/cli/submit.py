@@ -149,7 +149,7 @@ def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Pro
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.recipe.unspecified}
     if context.gpu_type(requested.values) is None and not all(entry.selection.gpu_type for entry in requested.entries):
         types = ", ".join(dict.fromkeys(job.recipe.gpu_type for job in proposal.jobs))
-        found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, names another)"
+        found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, selects another)"
     return [f"not specified: {'; '.join(found.values())}"] if found else []
 
 
@@ -183,7 +183,6 @@ def _confirm_campaign(proposal: Proposal, *, yes: bool) -> None:
 
 
 def _raise_refusals(outcome: SubmissionOutcome) -> None:
-    """Raise UsageError if the scheduler rejected jobs."""
     if outcome.refusals:
         jobs = outcome.campaign.jobs
         refused = sum(job.state == "refused" for job in jobs)
@@ -193,7 +192,6 @@ def _raise_refusals(outcome: SubmissionOutcome) -> None:
 
 
 def _show_job(campaign: Campaign, job: CampaignJob) -> None:
-    """Report a job that was submitted or rejected."""
     count = len(campaign.jobs)
     number = int(job.key.rpartition("-")[2])
     what = f"job {job.job_id}  {job.folder}" if job.state == "submitted" else f"rejected: {job.reason}"
@@ -404,7 +402,6 @@ def _queue_file(
 def _make_campaign(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
-    """Queue the jobs, or run them here if there is no scheduler."""
     if is_local(context):
         _run_here(context, requested, queueing, again, junit)
     else:
@@ -419,7 +416,8 @@ def _run_here(
     labels = list(dict.fromkeys(str(local.label) for local in found.runs))
     if found.left_out:
         sys.stderr.write(f"left out:{itemized(found.left_out)}\n")
-    say(f"{sum(found.repeats)} runs on this machine, one after another; their label is {listed(labels, MOST_RECIPES)}")
+    count = counted(sum(found.repeats), "run")
+    say(f"{count} on this machine, one after another; label: {listed(labels, MOST_RECIPES)}")
     if not queueing.dry_run and not queueing.yes and can_ask():
         agree("Run them?", default=True)
     run_or_print(

@@ -94,7 +94,8 @@ def _run_folder(path: Path) -> RunFolder:
     if path.is_dir() and not folder.record.exists():
         below = sorted(found for found in path.glob("*/run.json") if found.parent.name[0] != ".")
         if len(below) != 1:
-            raise UsageError("there is no run in this folder", where=str(path), do="pass a folder with run.json")
+            what = f"this folder has {len(below) or 'no'} runs"
+            raise UsageError(what, where=str(path), do="pass the folder of one run, which contains run.json")
         return RunFolder(below[0].parent)
     if path.is_dir() or (folder.record.exists() and path in (folder.log, folder.steps, folder.record)):
         return folder

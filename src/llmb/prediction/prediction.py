@@ -67,8 +67,8 @@ class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
     software: that with the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only computation and
-    bubble if ``computes``. machine: measurements that refine the rates. error: ``model`` if the case of a prediction
-    decides its expected error; else the name of that error.
+    bubble if ``computes``. machine: measurements that refine the rates. error: ``node`` or ``recipe``, which replace
+    the expected error of a prediction's case, ``bench``, which is added to it, or ``model``, neither.
     """
 
     text: str
