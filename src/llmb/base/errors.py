@@ -18,7 +18,7 @@ _BILLIONS = re.compile(r"\d+(\.\d+)?b")
 SHORT = 5
 MOST_ITEMS = 20
 LIMITS = {
-    "GPU type": "pass one of these; only 'llmb predict' and 'llmb plan' accept other types, with --hardware FILE",
+    "GPU type": "pass one of these; 'llmb predict', 'plan' and 'memory' accept other types, with --hardware FILE",
     "workload": "llmb has no recipe for {}; see 'llmb docs what-llmb-does-not-do' and 'llmb docs add-a-model'",
     "file": "to queue or start the runs that a file lists, use 'llmb bulk FILE'",
 }

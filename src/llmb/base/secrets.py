@@ -132,7 +132,7 @@ def _is_secret(name: str, value: str, mark: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _secret_name(name: str) -> Literal["one", "many"] | None:
-    """Return whether a name denotes one or several secrets. Cached, because log lines repeat the same names."""
+    """Return how many secrets a name denotes; None for none. Cached, because log lines repeat the same names."""
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return "one"

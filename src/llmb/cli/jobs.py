@@ -200,7 +200,7 @@ def show(job_id: JobId, json: Json = False) -> None:
 
 
 def _newest_with_label(store: Store, text: str) -> str:
-    """Return the id of the newest run with the label ``text``; ``text`` itself if it names a job or is no label."""
+    """Return the id of the newest run with the label ``text``; ``text`` itself if it names a job or not a label."""
     runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
         say(f"{len(runs)} runs have the label '{text}'; this is the newest. 'llmb runs --label {text}' shows all")

@@ -504,7 +504,6 @@ def sample(
 
 
 def _split(name: str) -> Split:
-    """Return the split with this name; raise UsageError if there is none."""
     for split in SPLITS:
         if split == name:
             return split

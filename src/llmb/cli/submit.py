@@ -154,7 +154,6 @@ def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Pro
 
 
 def _without_figure(proposal: Proposal) -> Iterator[str]:
-    """Yield a line about the jobs without a published figure to compare with."""
     without = [recipe for job in proposal.jobs if not (recipe := job.recipe).figure]
     if without:
         of = f"{len(without)} of {len(proposal.jobs)} jobs"
@@ -417,7 +416,7 @@ def _run_here(
     if found.left_out:
         sys.stderr.write(f"left out:{itemized(found.left_out)}\n")
     count = counted(sum(found.repeats), "run")
-    say(f"{count} on this machine, one after another; label: {listed(labels, MOST_RECIPES)}")
+    say(f"{count} on this machine, one after another; the label is {listed(labels, MOST_RECIPES)}")
     if not queueing.dry_run and not queueing.yes and can_ask():
         agree("Run them?", default=True)
     run_or_print(

@@ -66,7 +66,7 @@ def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A change of the hardware or of the number of GPUs, and its effect on the step."""
+    """A change of the hardware or of the number of GPUs. longer_pct: by how much it lengthens the step."""
 
     change: str
     step_time_s: float
@@ -74,13 +74,13 @@ class Scenario:
 
 
 SLOW_GPU = 1.1
-"""The factor by which the work of a slow GPU takes longer; all others wait for it."""
+"""Factor by which the work of a slow GPU takes longer; all others wait for it."""
 
 
 def what_if(
     plan: EnginePlan, gpu: Gpu, calibration: Calibration, errors: Mapping[str, ExpectedError]
 ) -> list[Scenario]:
-    """Predict the step with slower links, with a slow GPU, and on twice the GPUs if the batch divides."""
+    """Predict the step with slower NVLink or network, with a slow GPU, and on twice the GPUs if the batch allows it."""
     usual = predict(plan, gpu, calibration, errors).seconds
     slow_links = calibration
     if machine := calibration.machine:

@@ -102,8 +102,8 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
-    """Add the recipe's layout, if it fits, to the layouts of its GPUs that clearly fit, so that none that is slower
-    comes first."""
+    """Add the recipe, if it fits and satisfies the constraints, in place of slower candidates with its layout. Return
+    ``found`` unchanged if one of these is as fast, or if any layout has another number of GPUs."""
     if isinstance(own, Missing) or not own.memory.fits or not _satisfies(own.plan, constraints):
         return found
     layout = own.plan.recipe.layout

@@ -29,7 +29,7 @@ Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_
 
 
 class Messages(NamedTuple):
-    """A ``number`` of messages of one kind in one group, each of ``size`` bytes when it is whole.
+    """A ``number`` of messages of one kind in one group, each of ``size`` bytes before reduction or after gathering.
 
     beside: hidden completely behind products. copies: of each token, if those for one node are sent together; else 0.
     """
@@ -269,7 +269,6 @@ class RankWork:
         return 4.0 * (inputs + gradients) + gathered
 
     def _messages(self, kind: LayerKind) -> tuple[tuple[Messages, ...], tuple[Messages, ...]]:
-        """Return the messages of the forward pass and those of the backward pass."""
         sizes, layout = self.sizes, self.layout
         ahead, back = [], []
         whole = float(BF16 * sizes.hidden * sizes.tokens)
@@ -297,7 +296,6 @@ class RankWork:
         return self.model.moe is not None and self.model.moe.shared_ffn_hidden_size is not None
 
     def _expert_messages(self) -> Iterator[Messages]:
-        """Yield the messages that carry tokens to experts and back, in one pass."""
         sizes, layout = self.sizes, self.layout
         rows = BF16 * sizes.hidden * sizes.expert_rows()
         if layout.ep > 1:

@@ -339,7 +339,6 @@ def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
 
 
 def _rounded(seconds: float) -> float:
-    """Round seconds to the precision of a step time."""
     return float(f"{seconds:.{DIGITS}g}")
 
 

@@ -189,7 +189,6 @@ def _shown(verdict: Verdict) -> Iterator[str]:
 
 
 def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
-    """Yield caveats about the difference."""
     weak = [condition for condition in verdict.conditions if condition.effect == "weakens"]
     for condition in weak:
         if condition.key == WINDOW and condition.own and condition.reference:
@@ -333,7 +332,7 @@ def _finding_against_figure(
 
 
 def _said(found: Verdict) -> str | None:
-    """Return the reason, unless it only repeats that the verdict is unclear."""
+    """Return the reason; None if it only repeats that the verdict is unclear."""
     return None if found.reason == UNDECIDED else found.reason
 
 

@@ -96,7 +96,7 @@ def test_what_would_run_is_shown_in_its_order(llmb: Run, install: Path, tmp_path
     file = write_file(tmp_path, 2, 1, 2)
     file = file.rename(file.with_name("2026 Nov: sweep.txt"))
     done = llmb("bulk", str(file), "--dry-run", LLMB_INSTALL=str(install))
-    label = done.stderr.rpartition("their label is ")[2].strip()
+    label = done.stderr.rpartition("the label is ")[2].strip()
     assert label.startswith("campaign-2026-Nov-sweep-") and LABEL.is_written(label)
     title = "pretrain_llama3.1 tiny fp32 on 1 x cpu"
     turns = [(1, 1), (2, 1), (2, 2), (1, 2)]
