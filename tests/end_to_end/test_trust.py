@@ -84,7 +84,7 @@ def test_settings_that_another_user_left_above_the_working_folder_are_refused(
     code, printed = call(*words)
     assert code == 2
     assert "this belongs to another user" in printed
-    assert f"set LLMB_INSTALL={settings_of_others} to use it on purpose" in printed
+    assert f"set LLMB_INSTALL={settings_of_others} to use it anyway" in printed
     assert not (settings_of_others / "mark").exists()
     assert f"{settings_of_others}/python" not in printed
 

@@ -105,5 +105,5 @@ def test_a_checkpoint_remembers_its_dataset_and_refuses_another(
     trained = "trained on squad training, packed to 32, tokenizer llmb/tiny, CRC-32 [0-9a-f]{8}"
     for given, named in ((other, "other training, packed to 32"), (None, "synthetic tokens")):
         again = resumed(plan, checkpoint).model_copy(update={"dataset": given})
-        with pytest.raises(UsageError, match=f"(?s)the checkpoint was {trained}, and this run trains on {named}"):
+        with pytest.raises(UsageError, match=f"(?s)the checkpoint was {trained}, but this run trains on {named}"):
             train(again, named)

@@ -100,7 +100,7 @@ def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)
         raise UsageError(
             f"--attention-backend {choice} cannot compute the attention of this run:\n{reasons}",
-            do="omit --attention-backend, or choose another backend",
+            do=None if choice == "auto" else "omit --attention-backend, or pass another backend",
         )
     best = min(usable, key=lambda trial: trial.milliseconds or 0.0)
     why = _why(choice, best, usable)

@@ -139,7 +139,8 @@ def check_weights(plan: Plan) -> None:
 def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
     """Yield reasons why the weights of a checkpoint cannot be those of the plan's model. Pure."""
     if record.lora:
-        yield "the checkpoint contains only adapters; 'llmb checkpoint export --merge' merges them into their base"
+        merge = "merge them into their base with 'llmb checkpoint export --merge', then import the result"
+        yield f"the checkpoint contains only adapters; {merge} with 'llmb checkpoint import'"
     for difference in model_differences(plan.recipe.model, record.model):
         yield f"the checkpoint is of another model: {difference}"
 

@@ -88,7 +88,7 @@ class Environment(Record):
     compute_path: ComputePath | None = None
     """None in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
-    """The first rank's checks, and errors of others; empty without a GPU, None until kernels are compared."""
+    """The first rank's checks, and failed ones of others; empty if the run has no such kernels, None until checked."""
     ptxas: str | None = None
     """Version of the assembler of Triton's kernels; None without a GPU, or without Triton."""
     driver: str | None = None

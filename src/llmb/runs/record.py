@@ -297,7 +297,7 @@ def write_record(folder: RunFolder, record: RunRecord) -> None:
 def _check_links(folder: RunFolder) -> None:
     """Raise PermissionError if the folder is reached through another user's link."""
     if link := foreign_link(folder.path):
-        raise PermissionError(errno.EPERM, "another user's link, which is not followed", str(link))
+        raise PermissionError(errno.EPERM, "it is behind another user's link, which is not followed", str(link))
 
 
 def read_record(folder: RunFolder) -> RunRecord:

@@ -70,7 +70,7 @@ def test_the_batch_of_the_lines_is_that_of_the_run(lines: list[str]) -> None:
     assert judged(lines, path=NAMED).status == "success"
     other = judged(lines, path=Path(str(NAMED).replace("gbs128", "gbs64")))
     assert other.status == "invalid"
-    assert other.reason == "the global batch size is 128 in its lines, and 64 by its name or its arguments"
+    assert other.reason == "the global batch size is 128 in the log's lines, but 64 by its name or arguments"
     assert other.step_time_s is None
 
 
@@ -99,7 +99,7 @@ def test_samples_that_do_not_fit_the_batch_are_no_measurement(every: int) -> Non
     numbers = range(every, 51, every)
     found = judged(iteration(n, samples=128 * n + (64 if n >= 40 else 0)) for n in numbers)
     assert found.status == "invalid"
-    assert found.reason.startswith("the global batch size is 128 in step 40, and ")
+    assert found.reason.startswith("the global batch size is 128 in step 40, but ")
 
 
 def test_the_ramp_of_maxtext_is_no_measurement() -> None:
@@ -113,8 +113,8 @@ def test_the_ramp_of_maxtext_is_no_measurement() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"rate": 4096.0}, "by its rate and its time, step 40 has 8,192 tokens a GPU, and another step"),
-        ({"seconds": 2000.0}, "by its rate and its time, step 40 has 16,384,000 tokens a GPU, and another step"),
+        ({"rate": 4096.0}, "by its rate and its time, step 40 has 8,192 tokens a GPU, but another step"),
+        ({"seconds": 2000.0}, "by its rate and its time, step 40 has 16,384,000 tokens a GPU, but another step"),
         ({"tokens": 65536}, "a step of the window has 65,536 tokens, but most have 131,072"),
     ],
 )

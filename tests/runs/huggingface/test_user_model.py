@@ -242,7 +242,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"layer_types": ["full_attention", "sliding_attention"] * 12},
         "only windows in the first of every 2 layers are supported",
     ),
-    (PUBLISHED["Qwen3 30B-A3B"][0], {"num_local_experts": 8}, "num_experts differs under its other name"),
+    (PUBLISHED["Qwen3 30B-A3B"][0], {"num_local_experts": 8}, "num_experts has two values, under two names"),
     (OSS, {"experts_per_token": 2}, "num_experts_per_tok is 4; only 2 is supported"),
     (PUBLISHED["DeepSeek-V3"][0], {"topk_method": "greedy"}, "topk_method is greedy; only noaux_tc is supported"),
     (PUBLISHED["DeepSeek-V3"][0], {"qk_rope_head_dim": None}, "qk_rope_head_dim is None; it must be a whole number"),

@@ -51,7 +51,7 @@ class PrintedWork:
             return None
         if consumed and consumed != gbs:
             note = f"the global batch size is {gbs:g}"
-            return f"{note} in step {line.step}, and {consumed:g} samples a step were consumed since the line before"
+            return f"{note} in step {line.step}, but {consumed:g} samples a step were consumed since the previous line"
         if self.gbs is None and gbs == int(gbs):
             self.gbs = int(gbs)
         if self.gbs == gbs:
@@ -81,7 +81,7 @@ class PrintedWork:
         if self.work[1] <= MOST_APART * self.work[0]:
             return None
         note = f"by its rate and its time, step {line.step} has {work:,.0f} tokens a GPU"
-        return f"{note}, and another step of the window {least if work > least else most:,.0f}"
+        return f"{note}, but another step of the window has {least if work > least else most:,.0f}"
 
     def flaw(self, configuration: Mapping[str, Value]) -> str | None:
         """Describe how the work in the lines varies or differs from the configuration; None if it does neither."""
@@ -89,14 +89,14 @@ class PrintedWork:
         if self.change:
             return self.change
         if self.gbs and gbs and self.gbs != gbs:
-            return f"the global batch size is {self.gbs} in its lines, and {gbs} by its name or its arguments"
+            return f"the global batch size is {self.gbs} in the log's lines, but {gbs} by its name or arguments"
         places = gbs * length if gbs and length else None
         most = max(self.tokens, default=0)
         if places and most > places:
-            return f"a step has {most:,} tokens, and the layout {places:,}"
+            return f"a step has {most:,} tokens, but the layout has {places:,}"
         if places and gpus and self.work and not 1 / MOST_APART < self.work[0] * gpus / places < MOST_APART:
             note = f"by its rate and its time, a step has {self.work[0]:,.0f} tokens a GPU"
-            return f"{note}, and by the layout {places / gpus:,.0f}"
+            return f"{note}, but by the layout {places / gpus:,.0f}"
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:

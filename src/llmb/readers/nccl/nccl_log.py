@@ -314,7 +314,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
                 raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
             except _TooMany as error:
                 raise UsageError(
-                    f"there are more than {MOST_HANDLES:,} communicators", where=str(path), do="pass fewer logs at once"
+                    f"the logs have more than {MOST_HANDLES:,} communicators", where=str(path), do="pass fewer logs"
                 ) from error
     return log
 

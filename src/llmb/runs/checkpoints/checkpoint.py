@@ -188,7 +188,7 @@ def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) ->
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None
     ours_text, theirs_text = (data.identity if data else "synthetic tokens" for data in (ours, theirs))
-    return f"the checkpoint was trained on {theirs_text}, and this run trains on {ours_text}"
+    return f"the checkpoint was trained on {theirs_text}, but this run trains on {ours_text}"
 
 
 def read_checkpoint_record(path: Path) -> CheckpointRecord:

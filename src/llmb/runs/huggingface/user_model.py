@@ -57,7 +57,7 @@ def read_user_model(path: Path) -> UserModel:
         check_values(text)
         config = json.loads(text, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"not valid JSON: {error}", where=str(path)) from error
+        raise UsageError(f"the file is not valid JSON: {error}", where=str(path)) from error
     if not isinstance(config, dict):
         raise UsageError("this is not a JSON object, as a config.json of Hugging Face is", where=str(path))
     form = _format(config, path)
@@ -99,7 +99,7 @@ def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None
     values = {**USUAL, **form.silent, **renamed, **set_values}
     fields: dict[str, Any] = {"model": config["model_type"], "size": size, "source": "a config.json of one's own"}
     keys: dict[str, str] = {}
-    problems = [f"{name} differs under its other name" for name, value in renamed.items() if value != values[name]]
+    problems = [f"{name} has two values, under two names" for name, value in renamed.items() if value != values[name]]
     problems += [*_rotary(values, fields), *_windows(values, form, fields)]
     _set_all(fields, form.parts)
     for key, field in (*FIELDS.items(), *form.settings.items()):
