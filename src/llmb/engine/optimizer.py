@@ -25,9 +25,9 @@ RUN, MOST_RUNS = 2**18, 64
 class Trained:
     """A parameter and the tensors that its update writes; all tensors but ``steps`` are sharded alike.
 
-    part: the elements that this rank updates; None for its whole shard. master: fp32 values: the parameter itself, or
-    what it is rounded from. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the
-    device. copies: the number of ranks that do the same update, or None for the replica of another stage's embedding.
+    part: the elements that this rank updates; None for its whole shard. master: the parameter if it is fp32, else its
+    fp32 values. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the device.
+    copies: the number of ranks that do the same update, or None for the replica of another stage's embedding.
     """
 
     parameter: nn.Parameter

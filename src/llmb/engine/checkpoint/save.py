@@ -75,7 +75,7 @@ class ChecksumFileSystem(FileSystem):
 class Writer(FileSystemWriter):
     """Writes a rank's files, or raises the operating system's error: torch.save hides that of a full disk.
 
-    On the coordinator, after ``finish``, ``checksums`` contains those of all ranks' files, by name, and the metadata
+    On the coordinator, after ``finish``, ``checksums`` are the checksums of all ranks' files by name, and the metadata
     lists the written tensors, which torch 2.11 adds only to a copy of it.
     """
 
@@ -248,9 +248,9 @@ class Written:
 class Saver:
     """Saves the checkpoints of a plan. Every rank has one, and calls it after the same steps.
 
-    Training waits until the last checkpoint is written. All others are copied to host memory while it waits, and then
-    written by a thread; the ranks synchronize through separate process groups, which never interfere with the
-    collectives of training. Each rank's writes are planned for the first checkpoint; later ones use the same plan.
+    Except after the last step, a checkpoint is copied to host memory while training waits, and then written by a
+    thread. The ranks synchronize through separate process groups, which never interfere with the collectives of
+    training. Each rank's writes are planned for the first checkpoint; later ones use the same plan.
     """
 
     def __init__(

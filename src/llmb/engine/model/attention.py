@@ -50,7 +50,7 @@ class Segments(NamedTuple):
     """The segments of a range of queries of every sequence in a micro-batch, one sequence after the other.
 
     queries, keys: [segments + 1] int32, the index of each segment's first query and key among those of the range, then
-    their number. seen: [keys] int64, the indices of these keys in the flattened micro-batch; None for all of its keys.
+    the total. seen: [keys] int64, the indices of these keys in the flattened micro-batch; None for all of its keys.
     """
 
     queries: Tensor
@@ -61,8 +61,8 @@ class Segments(NamedTuple):
 class DocumentSegments(NamedTuple):
     """Segments of each range of queries. A window is not part of them, but an argument of the kernel.
 
-    document: within documents. chunk: also within attention chunks. longest: the most tokens that a document of any
-    step can have.
+    document: within documents. chunk: within documents and attention chunks. longest: the most tokens that a document
+    of any step can have.
     """
 
     document: tuple[Segments, ...]

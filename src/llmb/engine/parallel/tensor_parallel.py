@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor and sequence parallelism (Megatron-LM; Korthikanti et al., 2022).
 
-Attention and dense feed-forward layers are sharded by heads and by inner features, embedding, head and loss by the
+Attention is sharded by heads, dense feed-forward layers by inner features, and embedding, head and loss by the
 vocabulary. With sequence parallelism, every rank holds only its shard of the sequence between these layers, so that
 norms and the residual stream are sharded too; products gather the sequence (``model.linear``). Without it, all ranks
-compute the same between them. A router is replicated, and routes the tokens of its rank's shard of the sequence;
-experts have their own mesh.
+compute the same values between these layers. A router is replicated, and routes the tokens of its rank's shard of the
+sequence; experts have their own mesh.
 
 Parameters are DTensors, which the optimizer, gradient clipping, FSDP and checkpoints support; the forward pass uses
 local tensors.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts whose products are in FP8, with one scale for all matrices of a layer."""
+"""Routed experts whose products are in FP8, with one scale for all matrices of a stack."""
 
 from collections.abc import Sequence
 from functools import partial
