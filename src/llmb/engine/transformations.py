@@ -91,7 +91,7 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
             # Around compiled blocks: inside, torch 2.13 fails for tensor-parallel parameters.
             apply_recompute(stage, plan.recompute)
         # After expert parallelism and FP8, which make new parameters and layers: everything that exists is frozen, and
-        # adapters stay in bf16. Before tensor parallelism, which shards them, and reduces after they are added.
+        # adapters do not use FP8. Before tensor parallelism, which shards them, and reduces after they are added.
         if plan.lora:
             apply_lora(stage, plan.lora, compute_dtype(plan.recipe.dtype))
             add_dropout(stage, plan.lora.dropout, plan.seed)

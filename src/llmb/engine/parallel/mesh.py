@@ -42,7 +42,7 @@ class Ranks:
     """The ranks of dp and cp, which use the same parameters for different tokens: one dimension that shards them or,
     with replicas, the dimensions ``replicate`` and ``shard``."""
     expert_mesh: DeviceMesh
-    """The same ranks, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
+    """All ranks, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
     expert_fsdp: DeviceMesh
     """``fsdp`` of routed experts: the ranks of edp."""
     alone: bool = False

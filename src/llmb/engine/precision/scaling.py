@@ -197,11 +197,11 @@ class Scales:
         self.history[:, WEIGHT] = amax.unsqueeze(-1)
 
     def set_weights(self, amax: Tensor) -> None:
-        """Set the scales of weights for one step, from their largest values on all ranks."""
+        """Set the scales of weights for one step, from their largest values in ``group``."""
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
-        """Update the counts and, if delayed, the scales after a step; ``amax`` must be reduced over all ranks.
+        """Update the counts and, if delayed, the scales after a step; ``amax`` must be reduced over ``group``.
 
         A scale follows from the largest value in the history, a ring buffer. Tensors of layers that share scales count
         as one.
