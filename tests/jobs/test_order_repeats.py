@@ -157,7 +157,7 @@ def test_a_run_that_fails_ends_none_of_the_others(call: Caller) -> None:
 
 def test_an_invalid_run_has_its_own_exit_code(call: Caller) -> None:
     call.script.ends = ["invalid"]
-    with pytest.raises(InvalidRun, match="1 of 2 runs are invalid"):
+    with pytest.raises(InvalidRun, match="1 of 2 runs had invalid results"):
         call("fp32", repeats=2)
 
 

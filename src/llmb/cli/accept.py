@@ -203,7 +203,7 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     usable = [name for name, state in states.items() if state.usable]
     if len(usable) < (wanted := cluster.nodes or 0):
         problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)
-        what = f"{len(usable)} of {len(states)} nodes accept jobs; {wanted} were requested"
+        what = f"--nodes is {wanted}, but only {len(usable)} of {len(states)} can be used"
         raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or pass another --partition")
     per_node = nodes.placement.processes_per_node
     return AcceptedNodes(

@@ -142,7 +142,7 @@ def print_repeats(recipes: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
     invalid = [run for run in runs if run.result.status == "invalid"]
     for kind, problem in ((failed, RunFailed), (invalid, InvalidRun)):
         if kind:
-            what = f"{len(kind)} of {len(runs)} runs {'failed' if kind is failed else 'are invalid'}"
+            what = f"{len(kind)} of {len(runs)} runs {'failed' if kind is failed else 'had invalid results'}"
             raise problem(what, where=str(kind[0].folder.log))
 
 

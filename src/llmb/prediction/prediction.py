@@ -66,9 +66,9 @@ class MeasuredStep:
 class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
-    software: that with the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only computation and
-    bubble if ``computes``. machine: measurements that refine the rates. error: ``node`` or ``recipe``, which replace
-    the expected error of a prediction's case, ``bench``, which is added to it, or ``model``, neither.
+    software: the one with the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only computation
+    and bubble if ``computes``. machine: measurements that refine the rates. error: ``node`` or ``recipe`` replaces the
+    expected error of a prediction's case, ``bench`` adds to it, and ``model`` changes nothing.
     """
 
     text: str
@@ -195,7 +195,7 @@ def predict(
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
     """Return the plan with the load of the fullest rank on every rank: ``imbalance`` times the mean number of experts'
-    rows, as with this capacity factor. None changes nothing. Raises UsageError if ranks of ``plan`` cannot differ so.
+    rows, as with this capacity factor. None changes nothing. Raises UsageError if ``plan`` has even loads.
     """
     if imbalance is None:
         return plan
@@ -219,7 +219,7 @@ def usual_software(recipe: Recipe) -> str:
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan, software: str) -> PredictedStep | None:
-    """Predict a step of ``software``; None for a CPU, an unknown GPU, a rank alone, or a ``why_not_predicted``."""
+    """Predict a step of ``software``; None for a CPU, a rank alone, and unknown GPUs, dtypes or networks."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None

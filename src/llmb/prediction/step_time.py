@@ -53,7 +53,7 @@ class PipelineTime(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The numbers of dense and of routed experts' parameters that a rank trains, and its messages with seconds."""
+    """The numbers of dense and of routed experts' parameters that a rank trains, and the seconds of its messages."""
 
     dense: int
     experts: int

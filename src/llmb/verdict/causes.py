@@ -391,7 +391,7 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
     """Find steps far above their neighbors, except for saves and waits for data, which are causes of their own."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
-        return Missing(f"its window has {len(times)} steps, and {FEWEST_STEPS} are needed to identify unusual ones")
+        return Missing(f"its window has fewer than {FEWEST_STEPS} steps, too few to identify unusual ones")
     known = run.steps if len(run.steps) == len(times) else ()
     anomalies = find_anomalies(times, known[0].step if known else 0)
     explained = {step.step: math.inf if step.saving else step.data_wait_s or 0.0 for step in known}
