@@ -59,7 +59,7 @@ def local_device(kind: Device) -> torch.device:
 
 
 def exact_fp32() -> None:
-    """Compute fp32 matrix products in full precision: GPUs could otherwise round their mantissas to 10 bits (TF32)."""
+    """Compute fp32 matrix products in full precision: GPUs could otherwise round inputs to 10 mantissa bits (TF32)."""
     torch.set_float32_matmul_precision("highest")
 
 

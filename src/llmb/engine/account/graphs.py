@@ -65,14 +65,14 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """The kind of each operator, and its argument, or result, with the whole message that a rank handles."""
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
-"""Number of products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""
+"""Numbers of products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""
 PRECISIONS = MappingProxyType({1: "fp8", 2: "bf16", 4: "fp32", 8: "fp64"})
 """Names of precisions by the bytes of an element."""
 ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attention.forward, span_attention.backward))
 
 
 class Message(NamedTuple):
-    """A call of a collective. group: its name in torch. peer: the other rank of a send or a receive, in the group."""
+    """A call of a collective. group: torch's name for it. peer: the other rank in the group of a send or a receive."""
 
     kind: str
     group: str

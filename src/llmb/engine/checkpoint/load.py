@@ -147,7 +147,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Read into the tensors of ``each``, then round the parameters; return all tensors, and the time."""
+    """Read into the tensors of ``each``, then round masters to parameters; return all tensors, and the time."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))

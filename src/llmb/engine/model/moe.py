@@ -21,7 +21,7 @@ SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
     "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
 }
-"""Scores from the chosen experts' logits, [n, top_k]; softmax thus equals a renormalized softmax over all experts."""
+"""Functions of the chosen experts' logits, [n, top_k]; this softmax equals a renormalized softmax over all experts."""
 
 
 class Router(nn.Module):

@@ -95,7 +95,7 @@ def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable
 
 
 class LowRank(NamedTuple):
-    """The adapter of one layer; layers that share an A have the same tensor."""
+    """The matrices of one layer's adapter; layers that share A have equal ones."""
 
     a: Tensor
     b: Tensor
