@@ -376,7 +376,7 @@ def test_a_run_that_failed_after_its_last_step_measures_nothing_in_any_command(b
     fail(bad, why)
     (parsed,) = json_of("parse", bad.log)["results"]
     assert (parsed["status"], parsed["step_time_s"]) == ("incomplete", None)
-    assert parsed["reason"] == f"the run failed, by its record: {why}"
+    assert parsed["reason"] == f"the recorded status is failed: {why}"
     assert why in called("judge", bad.path, "--json")
     assert why in called("compare", bad.path, bad.path, "--json")
     assert json_of("result", bad.path)["status"] == "failed"

@@ -151,7 +151,7 @@ def test_a_run_that_lasts_is_not_one_that_died(log: Path) -> None:
     record(log, status="running", result=None, ended_at=None)
     run = parsed_run(log, "reference")
     assert run.outcome.status == "incomplete"
-    assert run.outcome.reason == "the run has not ended, by its record; step 1 is the last one in the log"
+    assert run.outcome.reason == "the run has not ended, according to its record; the log's last step is 1"
 
 
 def record_window(log: Path, window: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ def test_a_log_without_steps_is_that_of_its_run(log: Path) -> None:
     record(log, status="failed", reason="the workers ended with exit code 3")
     run = parsed_run(log, "reference")
     assert run.outcome.status == "no_data"
-    assert run.outcome.reason == "no step line; the run is failed by its record: the workers ended with exit code 3"
+    assert run.outcome.reason == "no step line; the recorded status is failed: the workers ended with exit code 3"
 
 
 def test_the_default_window_is_that_of_the_record(log: Path) -> None:

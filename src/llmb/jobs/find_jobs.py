@@ -96,7 +96,9 @@ def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
         if name is None or store.count(Filter(**{kind: name})):
             continue
         values = sorted({value for job in store.jobs() if (value := getattr(job, kind))})
-        there_are = f"{did_you_mean(name, values)}; {kind}s: {', '.join(values)}" if values else ", or any other"
+        there_are = (
+            f"{did_you_mean(name, values)}; {kind}s: {', '.join(values)}" if values else f", or any other {kind}"
+        )
         yield f"no run has the {kind} '{name}'{there_are}"
 
 

@@ -120,7 +120,6 @@ def recorded_run(run: RecordedRun) -> AnalyzedRun:
 
 
 def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
-    """Return the run as its record describes it, without figures."""
     record = run.record
     return AnalyzedRun(
         id=run.id,
@@ -260,17 +259,18 @@ def _as_recorded(log: LogOutcome, record: RunRecord) -> LogOutcome:
     if log.status == "not_training_log":
         reason = record.reason or record.plan.recipe.pretended_text
         why = f": {reason}" if reason else ""
-        return replace(log, status="no_data", reason=f"no step line; the run is {record.status} by its record{why}")
+        return replace(log, status="no_data", reason=f"no step line; the recorded status is {record.status}{why}")
     if record.status == "invalid":
-        return without_figures(log, record.reason or "invalid by its record")
+        return without_figures(log, record.reason or "the recorded status is invalid")
     if record.status in ("failed", "cancelled"):
-        why = f"the run {'failed' if record.status == 'failed' else 'was cancelled'}, by its record: {record.reason}"
+        why = f"the recorded status is {record.status}: {record.reason}"
         if log.status in FINISHED:
             return replace(without_figures(log, why), status="incomplete")
         return replace(log, reason=why) if log.status in ("no_data", "incomplete") else log
     if log.status == "incomplete" and record.status in ("queued", "running"):
-        progress = "no step" if log.max_step is None else f"step {log.max_step}"
-        return replace(log, reason=f"the run has not ended, by its record; {progress} is the last one in the log")
+        progress = "the log has no step" if log.max_step is None else f"the log's last step is {log.max_step}"
+        reason = f"the run has not ended, according to its record; {progress}"
+        return replace(log, reason=reason)
     return log
 
 

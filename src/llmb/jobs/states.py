@@ -197,7 +197,6 @@ def read_folder(run_dir: str) -> FolderState:
 
 
 def _unread(folder: RunFolder) -> str:
-    """Describe why the record of a run or a task cannot be read, if it cannot."""
     if not folder.path.is_dir():
         return "the run folder is gone"
     if folder.task.exists():

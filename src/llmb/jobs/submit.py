@@ -75,7 +75,7 @@ def _add(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str],
 @contextmanager
 def unanswered_is_explained() -> Iterator[None]:
     """Extend errors of an interrupted submission with a warning that the job may have been queued."""
-    do = "run 'llmb jobs refresh' and 'llmb jobs list' before submitting it again"
+    do = "run 'llmb jobs refresh', then check 'llmb jobs list' before submitting it again"
     try:
         yield
     except InfrastructureError as error:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from llmb.base.errors import UsageError, did_you_mean, unknown
 from llmb.base.options import WORD, Option, convert, limit_problems, options_of
-from llmb.base.shown_text import listed
+from llmb.base.shown_text import counted, listed
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import (
@@ -169,7 +169,7 @@ class Keys:
             if variable.name == key.upper() and use and use.sets and use.sets in self.options:
                 return self.options[use.sets]
         hint = did_you_mean(name, [*self.options, f"{ENVIRONMENT}NAME"])
-        raise UsageError(f"unknown key '{key}'{hint}", do="use an option of 'llmb submit' as key; see its --help")
+        raise UsageError(f"unknown key '{key}'{hint}", do="use an option as key; see 'llmb submit --help-all'")
 
 
 def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:
@@ -321,10 +321,10 @@ def _check(entry: Entry) -> None:
         raise UsageError("; ".join(problems))
     combinations = math.prod(len(values) for name, values in entry.options.items() if name not in entry.repeatable)
     if entry.repeats * combinations > MOST_JOBS:
-        swept = f" of {combinations} combinations" if combinations > 1 else ""
-        raise UsageError(f"{entry.repeats} repeats{swept} are more than {MOST_JOBS:,} jobs")
+        swept = f" of {combinations:,} combinations" if combinations > 1 else ""
+        raise UsageError(f"{counted(entry.repeats, 'repeat')}{swept} would be more than {MOST_JOBS:,} jobs")
     if entry.profile and entry.add_profile:
-        raise UsageError("profile and add_profile are mutually exclusive")
+        raise UsageError("profile and add_profile are mutually exclusive; set only one")
 
 
 def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> Iterator[_Recipe]:

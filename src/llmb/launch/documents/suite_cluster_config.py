@@ -149,7 +149,7 @@ def form_of(data: object) -> ReferenceForm | None:
     version = data.get("schema_version")
     if first and (second or version == 2):
         other = second[0] if second else "schema_version: 2"
-        raise ValueError(f"{first[0]} is from version 1 of the suite's format, {other} from version 2; keep one")
+        raise ValueError(f"{first[0]} is from version 1 of the suite's format, {other} from version 2; remove one")
     if "schema_version" in data and version not in (1, 2):
         raise ValueError(f"schema_version is {version}; the reference suite's files have 1 or 2, llmb's have none")
     if second or version == 2:

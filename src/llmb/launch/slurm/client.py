@@ -95,7 +95,7 @@ def call(
     if output.timed_out:
         raise InfrastructureError(problem, do="try again, or see 'scontrol ping'")
     if output.code is None:
-        do = "check the program that 'command -v' reports; use a login node, which has Slurm's own commands"
+        do = f"check the program at the path that 'command -v {command[0]}' prints, or use a login node of Slurm"
         raise EnvironmentProblem(problem, do=do)
     if DOWN.search(output.errors):
         raise InfrastructureError(f"Slurm does not answer: {message(output)}", do="try again, or see 'scontrol ping'")

@@ -64,13 +64,15 @@ def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, setting
 
 def _problems(launch: Launch, flags: Mapping[str, str | None], options: JobOptions) -> Iterator[str]:
     yield from (
-        f"the launch script requires --{name}, which is not specified"
+        f"the launch script requires --{name}: pass it, or set slurm.{name} in cluster_config.yaml"
         for name in ("account", "partition")
         if name in launch.needed and not flags.get(name)
     )
     if launch.queued_by == "script" and "flags" not in launch.named:
         names = {*launch.named, *SBATCH_VARIABLES}
-        yield from (f"--{name} cannot be passed to sbatch by the launch script" for name in flags if name not in names)
+        yield from (
+            f"--{name} cannot be passed to sbatch by the launch script; omit it" for name in flags if name not in names
+        )
     chosen = {
         "--start": options.start,
         "--vboost": options.vboost,
@@ -152,7 +154,7 @@ def call_launch(job: Submission) -> str:
     if program.code == 0:
         what = f"{launch.script} ended without printing a job id:\n{last}"
         raise InfrastructureError(what, do="check 'squeue --me'; llmb does not follow a job that the script queued")
-    why = "took too long" if program.timed_out else f"ended with exit code {program.code}"
+    why = f"took more than {LIMIT_S // 60} minutes" if program.timed_out else f"ended with exit code {program.code}"
     raise UsageError(f"{launch.script} in {launch.folder} {why} and queued no job:\n{last}")
 
 

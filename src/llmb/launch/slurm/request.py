@@ -65,7 +65,7 @@ class SlurmChoices(Record):
         str | None,
         _option(
             basic=True,
-            help="Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: that of the recipe.",
+            help="Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: as in the settings, else the recipe's.",
             form=DURATION,
             set_by=("TIME_LIMIT", "SBATCH_TIMELIMIT"),
         ),
@@ -105,7 +105,7 @@ class SlurmChoices(Record):
     nice: Annotated[int | None, _option(help="Amount by which to lower the priority.")] = None
     segment: Annotated[
         int | None,
-        _option(help="Nodes per NVLink domain. Default if a domain spans nodes: as many as divide the job evenly."),
+        _option(help="Nodes per NVLink domain. Default if a domain spans nodes: the most that divide the job's nodes."),
     ] = None
     dependency: Annotated[str | None, _option(help="Jobs that must end first, such as afterok:1234.")] = None
     retries: Annotated[
@@ -131,7 +131,7 @@ class SlurmChoices(Record):
     ] = ()
     start: Annotated[
         StartMode | None,
-        _option(help="Start one task per node, which starts its ranks, or one task per GPU. Default: torchrun."),
+        _option(help="Start one task per node, which starts its ranks (torchrun, the default), or one task per GPU."),
     ] = None
     vboost: Annotated[
         str | None,
@@ -150,7 +150,9 @@ class SlurmChoices(Record):
             form=Form(pattern(r"none|cores|\d{1,4}"), "none, cores or a number", any_case=True),
         ),
     ] = None
-    numa_binding: Annotated[NumaBinding | None, _option(help="local: bind workers to the GPU's NUMA node.")] = None
+    numa_binding: Annotated[
+        NumaBinding | None, _option(help="local: bind each worker to the NUMA node of its GPU.")
+    ] = None
 
     def flags(self) -> dict[str, str | None]:
         """Return the flags of sbatch that the options set, by sbatch's names."""

@@ -140,27 +140,27 @@ class ShippedVariable(NamedTuple):
 
 
 SHIPPED = (
-    ShippedVariable("PYTHONUNBUFFERED", "1", "a line of the log is there when it is written"),
+    ShippedVariable("PYTHONUNBUFFERED", "1", "lines appear in the log when they are written"),
     ShippedVariable(
         "GOMP_SPINCOUNT",
         "10000",
-        "threads that wait spin for some ten microseconds only: with the default, a core that something else used made "
-        "a step 50 times as long",
+        "waiting threads spin for only about ten microseconds: with the default, a step took 50 times as long when "
+        "another process used a core",
         device="cpu",
     ),
     # If either is set, glibc no longer adapts the other; 32 MiB is the maximum to which it would have adapted it.
     ShippedVariable(
         "MALLOC_TRIM_THRESHOLD_",
         str(2**40),
-        "memory that a step frees is there for the next: returned to the kernel and fetched again, page by page, it "
+        "each step reuses the memory of the last: returning it to the kernel and fetching it again, page by page, "
         "made a bf16 step of 90 million parameters 7 % longer",
         device="cpu",
     ),
-    ShippedVariable("MALLOC_MMAP_THRESHOLD_", str(2**25), "likewise, for tensors of up to 32 MiB", device="cpu"),
+    ShippedVariable("MALLOC_MMAP_THRESHOLD_", str(2**25), "the same, for tensors of up to 32 MiB", device="cpu"),
     ShippedVariable(
         "PYTORCH_ALLOC_CONF",
         "expandable_segments:True",
-        "memory that is free stays usable: fixed segments leave gaps that no later tensor fits",
+        "free memory stays usable: fixed segments leave gaps that no later tensor fits",
         device="cuda",
         also=("PYTORCH_CUDA_ALLOC_CONF",),
     ),
@@ -168,7 +168,7 @@ SHIPPED = (
     ShippedVariable(
         "TORCH_NCCL_HIGH_PRIORITY",
         "1",
-        "what others wait for goes first: a collective does not queue behind computation that is independent of it",
+        "a collective, for which other ranks wait, does not queue behind computation that is independent of it",
         device="cuda",
     ),
 )
