@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of microbenchmarks, file systems, GPUs and pairs of nodes, as tables and JSON documents."""
+"""Measurements of microbenchmarks, GPUs and pairs of nodes, as tables and JSON documents."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -17,7 +17,7 @@ from llmb.runs.conditions import rule_of as condition_rule
 LONGEST_TITLE = 26
 """The maximum width of a check's title, which leaves space for the advice."""
 MOST_NAMES = 5
-"""Number of names above which ``all`` replaces them, if an area's other checks were not skipped for another reason."""
+"""More names than this number are replaced by ``all``, unless checks of the area were skipped for another reason."""
 HostList = Callable[[Sequence[str]], str]
 """Names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"

@@ -37,7 +37,7 @@ from llmb.runs.steps import Step, read_steps
 PROJECT = "llmb"
 """The experiment of MLflow, and the project of W&B."""
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "WANDB_ERROR_REPORTING": "false"}
-"""Disable the telemetry of both libraries."""
+"""Environment variables that disable the telemetry of both libraries, and MLflow's informational messages."""
 MLFLOW_STATUSES = {"success": "FINISHED", "cancelled": "KILLED"}
 METRICS_AT_ONCE = 1000
 """MLflow's limit for one call."""

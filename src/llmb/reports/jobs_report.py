@@ -25,7 +25,7 @@ from llmb.runs.steps import StepNews
 from llmb.verdict.judgement import headline
 
 LONGEST_REASON = 100
-"""Length of a reason in a row; 'show' prints all of it."""
+"""The maximum length of a reason in a row; ``llmb jobs show`` prints all of it."""
 MOST_DRAWN = 200
 RUN_CELLS = 12
 """Width of the line of step times in a row."""

@@ -93,7 +93,7 @@ def _shown(text: str) -> str:
 
 
 def node_cases(reports: Iterable[NodeReport]) -> Iterator[JunitCase]:
-    """Yield one case per check of each node. A warning passes with its text, except that a node did not answer."""
+    """Yield one case per check of each node. Warnings pass with their text, or are skipped if a node did not answer."""
     for report in reports:
         for check in report.checks:
             found = "; ".join(filter(None, ("" if check.value is None else str(check.value), check.advice)))

@@ -57,7 +57,7 @@ class ParseReport:
 
 
 def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], *, full_names: bool) -> ParseReport:
-    """Return the report; names are relative to the only directory, or to the common parent of several."""
+    """Return the report. Equal names of logs are distinguished by their paths below the (common) directory."""
     ordered = sorted(runs, key=lambda run: run.log_path.parts)
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
     paths = {run.log_path.absolute() if len(roots) > 1 else run.log_path: run.log_path for run in ordered}

@@ -36,7 +36,7 @@ def plan_document(
 
 
 def start_lines(plan: Plan) -> list[str]:
-    """Return the lines to print before the first step: defaults, and settings that change the meaning of the run."""
+    """Return the lines to print before the first step: defaults, title, origin, prediction, and notable settings."""
     recipe = plan.recipe
     lines = [unspecified_text(recipe.unspecified)] if recipe.unspecified else []
     lines.append(f"{plan_title(plan)}, {plan.steps} steps")

@@ -444,7 +444,7 @@ def _of(prediction: Prediction, name: str) -> float:
 
 
 def campaign_text(found: LayoutPlan, repeats: int) -> str:
-    """Return the text of a file for ``llmb bulk`` that measures which of the layouts is the fastest."""
+    """Return the text of a file for ``llmb bulk`` that runs each of the layouts, the best first."""
     lines = [f"# The layouts that 'llmb plan' proposes for {found.recipe.title()}, the best first."]
     for plan in (one.plan for one in found.layouts):
         recipe, layout = plan.recipe, fields_of(plan.recipe.layout, *SIZES)

@@ -154,7 +154,7 @@ COLORS = {
 }
 """Colors that colorblind people can distinguish: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
 WHITE_ON = ("attention", "matrix_product", "communication_exposed")
-"""Parts with a dark color."""
+"""Parts with a dark color, on which labels are white."""
 HIDDEN_COLOR = "#d55e00"
 HIDDEN_LEGEND = ("communication, hidden", HIDDEN_COLOR, 4)
 WIDTH, LEFT, RIGHT = 1000, 190, 90

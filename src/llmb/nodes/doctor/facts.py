@@ -113,7 +113,7 @@ class FactSource(SystemFiles):
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     cores: Callable[[], int] = usable_cores
     rlimit: Callable[[int], tuple[int, int]] = resource.getrlimit
-    """Returns the soft and the hard limit of this process."""
+    """Returns the soft and the hard limit of this process for a resource."""
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
 
 

@@ -109,7 +109,7 @@ StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
 
 def run_figures(section: str, run: AnalyzedRun, other: AnalyzedRun | None) -> Found:
-    """Return the plots of one run, which include its reference run, and the missing plots with the reasons."""
+    """Return the plots of one run, some of which also show the run ``other``, and the missing plots with reasons."""
     try:
         steps, other_steps = _steps(run), _steps(other) if other else []
     except (OSError, BrokenRecord) as error:

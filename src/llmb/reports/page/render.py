@@ -89,7 +89,7 @@ def page_pdf(html: str) -> bytes:
 
 
 def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown: Callable[[str], str]) -> bytes:
-    """Return a plot, by its name or a unique beginning of it, as an image; raise UsageError for any other name."""
+    """Return a plot as an image. ``name`` may lack the parts behind a hyphen if it is unique; else raise UsageError."""
     figures = contents.figures
     found = [name] if name in figures else [one for one in figures if one.startswith(f"{name}-")]
     if len(found) != 1:
