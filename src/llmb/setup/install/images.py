@@ -70,7 +70,7 @@ def image_source(text: str) -> RegistryImage | Path:
     of_daemon, host, path = match["scheme"] == "dockerd", match["registry"], match["path"]
     first, slash, inner = path.partition("/")
     if not of_daemon and host is None and slash and ("." in first or ":" in first or first == "localhost"):
-        host, path = first, inner  # as Docker reads it; Enroot wants a # behind the registry
+        host, path = first, inner  # parsed as by Docker; Enroot requires a # behind the registry
     tag, behind = match["digest"] or match["tag"] or "latest", "@" if match["digest"] else ":"
     return RegistryImage(
         "+".join([*path.split("/"), tag.replace(":", "-")]),

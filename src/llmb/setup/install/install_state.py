@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the files that an installation creates in advance, so that it can be resumed or undone however it ends."""
+"""Records the files of an installation before it creates them, so that it can be resumed or undone however it ends."""
 
 import hashlib
 import os
@@ -31,8 +31,8 @@ class InstalledItem(Record):
     path: str
     """Relative to the root."""
     kind: Literal["folder", "file", "tree", "image"]
-    """Determines the removal: of a folder only if it is empty, of a tree with its content, of a file only if it is
-    unchanged, of an image with the leftovers of imports."""
+    """Determines how it is removed: a folder only if it is empty, a tree with its content, a file only if it is
+    unchanged, and an image with the leftovers of imports."""
     sha256: tuple[str, ...] = ()
     """Checksums of all contents that were written to the file, the latest one last."""
 

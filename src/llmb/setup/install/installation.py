@@ -118,7 +118,7 @@ class Preparations:
         queued = self._queued([*llmb, "submit", *model, *checkpoint, *dataset, "--yes", "--json"])
         self.jobs += queued
         ids = ", ".join(job["job_id"] for job in queued)
-        return f"jobs {ids} prepare {workload} {size}" if ids else "jobs that were queued before prepare it"
+        return f"queued to prepare {workload} {size}: {ids}" if ids else "jobs that prepare it were queued before"
 
     def _queued(self, command: Sequence[str]) -> list[dict[str, Any]]:
         process = subprocess.run(

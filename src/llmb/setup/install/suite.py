@@ -195,7 +195,7 @@ class _Software:
             return f"{target} at {commit[:12]}"
         path = str(target.relative_to(self.root))
         if target.exists() and not self.journal.entry(path):
-            raise EnvironmentProblem(f"this differs from the release's {need.same_as}", where=str(target), do=MOVE)
+            raise EnvironmentProblem(f"this file differs from the release's {need.same_as}", where=str(target), do=MOVE)
         self.journal.folder(str(target.parent.relative_to(self.root)))
         self.journal.file(path, self.released(str(need.same_as)).read_text())
         return str(target)

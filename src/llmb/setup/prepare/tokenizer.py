@@ -135,7 +135,7 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(_content(path))
     except ValueError as error:
-        raise UsageError(f"invalid JSON: {error}", where=str(path)) from error
+        raise UsageError(f"the file is not valid JSON: {error}", where=str(path)) from error
     if not isinstance(values, dict):
         raise UsageError("this is not a JSON object", where=str(path))
     return values

@@ -212,7 +212,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are not blank, with their numbers; raise UsageError if it cannot be read."""
     number = 0
     try:
-        open_file(path).close()  # refuses what is not a regular file
+        open_file(path).close()  # rejects anything but a regular file
         with path.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
