@@ -214,7 +214,9 @@ class LoggedAttempt:
 
     @property
     def interval(self) -> int:
-        """The logging interval in steps; 1 unless most of the logged steps are equally far apart."""
+        """The logging interval in steps: the most frequent distance between logged steps, or 1 if it is not regular;
+        ``mean_of`` if only one step was logged.
+        """
         if not self.gaps:
             return self.mean_of
         gap, count = max(self.gaps.items(), key=lambda item: item[1])

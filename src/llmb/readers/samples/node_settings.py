@@ -17,7 +17,7 @@ from llmb.base.record import Record
 from llmb.base.secrets import without_secrets
 
 PREFIXES = ("kernel.", "sysctl.", "cpu.", "bios.", "gpu.", "modules.", "nic.", "interface.", "pcie.", "image.")
-"""The prefixes of the keys of settings."""
+"""Prefixes of keys that only settings have."""
 SET_OR_NOT = "variables."
 """The prefix of keys that may be unset; any other missing key could not be read."""
 
