@@ -204,8 +204,8 @@ LEAST_SHARE = 1 / 3
 """Minimum fraction of the run that must be steady, in addition to ``LEAST_STEADY`` steps."""
 PENALTY = 18.0
 NO_STEADY_STATE = (
-    f"no steady state: at least {FEWEST_STEPS} steps after the first one are required, of which a third, and at least "
-    f"{LEAST_STEADY}, are at one level; specify the steps instead, such as --window 35-44"
+    f"no steady state: at least {FEWEST_STEPS} steps after the first one are required, a third of them (and at least "
+    f"{LEAST_STEADY}) at one level; specify the steps instead, such as --window 35-44"
 )
 MOST_BLOCKS = 512
 """A longer series is first replaced by the medians of blocks of equal size."""

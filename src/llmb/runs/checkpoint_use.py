@@ -84,7 +84,7 @@ class CheckpointReport:
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in that save."""
     load_gb_per_s: float | None = None
-    """The load's rate, which may be that of memory: verification has just read the files."""
+    """The load's rate, which may be that of memory if verification has just read the files."""
     slowest_load_rank: int | None = None
 
 
@@ -132,7 +132,7 @@ def check_weights(plan: Plan) -> None:
     if plan.lora and plan.start:
         recorded, base = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
         if recorded and base and (problem := base_problem(recorded, base)):
-            do = "pass the weights that the adapters were trained with, with --weights"
+            do = "pass --weights with the checkpoint that the adapters were trained on"
             raise UsageError(problem, where=plan.start.path, do=do)
 
 

@@ -49,7 +49,7 @@ class StepLine(NamedTuple):
     tokens: int | None = None
     """Tokens of the step, without padding."""
     tokens_per_s_per_gpu: float | None = None
-    """The printed value; None if it does not check the step time, because one is derived from the other."""
+    """The printed value if it is independent of the step time, so that they can be compared; else None."""
     ramped_up: bool = False
     """True if the log shows that the batch size is still growing."""
     profiled: bool = False

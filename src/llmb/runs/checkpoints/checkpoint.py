@@ -192,7 +192,7 @@ def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) ->
 
 
 def read_checkpoint_record(path: Path) -> CheckpointRecord:
-    """Read the record without checking the files. Raise UsageError, or OSError if it cannot be read."""
+    """Read the record only. Raise UsageError if it is missing or invalid, OSError if it cannot be read."""
     check_links(path)
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
@@ -243,7 +243,7 @@ class RankTransfer(Record):
     size_bytes: int
     duration_s: float
     blocked_s: float | None = None
-    """The time that training waited for an asynchronous save; None if it waited for the whole save."""
+    """The time that training waited for an asynchronous save; None for a load, and if it waited for the whole save."""
 
 
 class CheckpointTime(Verified):

@@ -13,7 +13,7 @@ IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The weights before the first step of a training, including one that was resumed later."""
+    """The weights before the first step of a training; a resumed run has those of the training that it resumes."""
 
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: the training resumes from a checkpoint that does not record its origin."""

@@ -29,7 +29,7 @@ COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
 
 
 def config_of(model: Model, dtype: ExportDtype, form: WeightsFormat | None = None) -> dict[str, Any]:
-    """Return the ``config.json`` of a model with weights stored in ``dtype``, by default in its own format.
+    """Return the ``config.json`` of a model with weights in ``dtype``; ``form`` is by default the model's format.
 
     Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
     Special tokens are null: a run has no tokenizer. Raise UsageError if no format can express the model.

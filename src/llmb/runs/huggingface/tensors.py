@@ -323,7 +323,7 @@ def adapter_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def peft_layers(layers: Iterable[str], form: WeightsFormat) -> dict[str, str]:
-    """Return peft's name of each adapted layer, such as ``layers.0.self_attn.q_proj``."""
+    """Return peft's name of each layer in ``layers``, which are names such as ``layers.0.self_attn.q_proj``."""
     return {layer: PEFT_PREFIX + hugging_face_name(f"{layer}.weight", form).removesuffix(".weight") for layer in layers}
 
 
@@ -346,7 +346,7 @@ def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
 
 
 def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
-    """Return the targets that cover exactly ``layers``, such as ``q_proj``, or None. ``shared``: Q, K and V share A."""
+    """Return the targets that cover exactly ``layers`` (such as ``q_proj``); else None. ``shared``: Q, K, V share A."""
     names = set(layers)
     fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "qv", "attention", "all-linear")
     for targets in fitting if shared else fitting[1:]:
