@@ -120,8 +120,8 @@ USER_VARIABLE = "LLMB_CATALOGUE"
 
 
 def user_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's own files, None without one; raise UsageError if the variable names no folder, or
-    if another user owns the folder."""
+    """Return the folder of the user's own files; None without one. Raise UsageError if ``LLMB_CATALOGUE`` names no
+    folder, or if another user owns the default one."""
     if text := environ.get(USER_VARIABLE, "").strip():
         path = Path(text).expanduser().absolute()
         if not path.is_dir():

@@ -143,8 +143,9 @@ def predict(
     """Predict the time of a training step, by cause, before anything is queued.
 
     The time is computed from the sizes of the model's parts, the layout, and the rates of GPUs and links, in
-    milliseconds and without a GPU. Rates were fitted to published steps on H100; the interval covers the errors on
-    held-out steps. Calibration with a run of your own, ideally a small one of the same recipe, makes it narrower.
+    milliseconds and without a GPU. Rates were fitted to published steps on H100 and Blackwell. The interval covers the
+    errors on held-out steps, or assumed errors without any. Calibration with a run of your own, ideally a small one of
+    the same recipe, makes it narrower.
 
     A file has the columns workload, size, dtype, gpu_type, scale, release, gpus, tp, pp, vp, cp, ep, etp, mbs, gbs,
     seq_len, layers, first_stage_layers and last_stage_layers; all but the first two may be missing or empty.
