@@ -196,7 +196,7 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder, capsys: pytest.C
     assert read_record(folder).status == "running"
     late = look(row, ended, 1000.0 + SETTLE_S)
     assert late and late.status == "success"
-    assert (late.reason, late.step_time_s) == (f"not concluded; 'llmb result {late.id}'", None)
+    assert (late.reason, late.step_time_s) == (f"not concluded; run 'llmb result {late.id}'", None)
     assert read_record(folder).status == "running", "states are written, and nothing else"
     with history(late) as store:
         found, said = conclude_job(store, late, print), capsys.readouterr().out

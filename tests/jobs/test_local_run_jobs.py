@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_is_found_out(llmb: Run, tmp_path: Path) -> None:
     (row,) = jobs(llmb)
     assert (row["state"], row["status"]) == ("KILLED", "failed")
     assert row["reason"].startswith("its process was killed, after ")
-    assert row["reason"].endswith(f"; not concluded; 'llmb result {row['id']}'")
+    assert row["reason"].endswith(f"; not concluded; run 'llmb result {row['id']}'")
     done = llmb("result", "latest", code=2, PATH=BARE)
     assert f"run {row['id']} ended without a result (KILLED); concluding it now" in done.stderr
     assert f"the newest are: {row['id']} is failed" in done.stderr

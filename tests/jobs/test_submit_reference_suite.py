@@ -168,7 +168,7 @@ def test_a_job_that_is_ended_says_how_far_it_came(shell: Client, suite: Callable
     with open_history(shell.install, print) as store:
         job = ended(store, shell, store.jobs()[0].key)
     assert job.status == end
-    assert f"after 7 of 50 steps; not concluded; 'llmb result {job.id}'" in str(job.reason)
+    assert f"after 7 of 50 steps; not concluded; run 'llmb result {job.id}'" in str(job.reason)
     assert job.id in shell.run("jobs", "show", queued["job_id"]).stderr
     assert read_record(RunFolder(Path(job.run_dir))).status == end
 

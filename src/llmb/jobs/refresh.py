@@ -140,7 +140,8 @@ def look(job: Job, state: JobState, query_s: float) -> Job | None:
     ended = with_outcome(decide(job, state, folder, query_s), state.phase)
     if folder.run_status not in ("queued", "running"):
         return ended
-    return replace(ended, reason="; ".join(filter(None, (ended.reason, f"{NOT_CONCLUDED}; 'llmb result {job.id}'"))))
+    remedy = f"{NOT_CONCLUDED}; run 'llmb result {job.id}'"
+    return replace(ended, reason="; ".join(filter(None, (ended.reason, remedy))))
 
 
 def with_outcome(job: Job, phase: Phase) -> Job:

@@ -344,7 +344,7 @@ class Cluster:
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return what shell variables and the partition's settings override; raise UsageError if one is invalid."""
+        """Return what shell variables, ``partition`` and its settings set; raise UsageError if any is invalid."""
         return ()
 
     def offer(self) -> Offer:
@@ -382,7 +382,7 @@ class Wording:
     """All states that jobs may have, in the scheduler's terms."""
 
     def cause(self, signal: str) -> str:
-        """Describe the sender of ``signal`` to a job, or the reason; by default, return its name."""
+        """Complete "ended by ..." for a job that received ``signal``; by default, return the signal's name."""
         return signal
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
