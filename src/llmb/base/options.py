@@ -98,7 +98,7 @@ class Option:
     panel: str | None = None
     """Panel of the help in which the option is listed."""
     basic: bool = False
-    """True if the short help lists the option, although it omits the panel."""
+    """True if the short help lists the option, although it omits the option's panel."""
     minimum: float | None = None
     above: float | None = None
     form: Form = TEXT

@@ -152,7 +152,7 @@ class Catalogue:
         return [folder / name for folder in (self.root, self.folder) if folder is not None]
 
     def _listed(self, name: str, shape: type[Shape], section: str, key: str) -> dict[str, Any]:
-        """Return the records in the package's and the user's file of a name; raise CatalogueError if both have one."""
+        """Return the records of the package's and the user's file ``name``; raise CatalogueError for one in both."""
         records: dict[str, Any] = {}
         package, *own = self.folders(name)
         for path in (package, *filter(Path.exists, own)):

@@ -60,7 +60,7 @@ class ReferenceOptions:
         typer.Option(
             metavar="RUNS",
             autocompletion=complete_run,
-            help="Judge against these runs, selected like RUN. Default: against the published figure.",
+            help="Judge against these runs, selected like RUN. Default: the published figure, else earlier runs.",
         ),
     ] = None
     expect: Annotated[

@@ -88,7 +88,7 @@ def _living(jobs: Iterable[Job], ask: Ask) -> Job | None:
 
 
 def _run_folder(path: Path) -> RunFolder:
-    """Return the folder of a run; ``path`` is that folder, a file in it, or a folder that contains only one."""
+    """Return the folder of a run; ``path`` is that folder, a file in it, or the parent of a single run."""
     check_reachable(path)
     folder = RunFolder(path if path.is_dir() else path.parent)
     if path.is_dir() and not folder.record.exists():

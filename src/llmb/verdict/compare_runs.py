@@ -60,7 +60,7 @@ class Row(Record):
     """Number of earlier runs that show the noise, if each side has a single run."""
     verdict: VerdictName
     soft: bool
-    """True if the spread between repeats is unknown, or if there was other work on the machine."""
+    """True if the spread between repeats is unknown, or if a run had a fault, such as other work on the machine."""
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
