@@ -88,7 +88,7 @@ def test_slower_than_predicted_is_no_regression() -> None:
     predicted = {"step_time_s": 2.0, "kind": "prediction"}
     (row,) = verdict_rows("verdict", result({"judged": [verdict("regressed", reference=predicted, soft=True)]}))
     assert (row.status, row.reference) == ("inconclusive", "2 s, prediction")
-    assert row.value.endswith("3.0 % slower, but the prediction is for other software")
+    assert row.value.endswith("3.0 % slower, but no measured step confirms this prediction")
 
 
 def test_nothing_passes_without_an_answer() -> None:

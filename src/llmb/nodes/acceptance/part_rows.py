@@ -133,7 +133,7 @@ def verdict_rows(name: str, result: PartResult, against: str | None = None) -> l
         text = f"{reference['step_time_s']:.4g} s, {against or reference['kind']}" if reference else None
         status = one["verdict"]
         if status == "regressed" and one["soft"] and reference["kind"] == "prediction":
-            status, compared = "inconclusive", f"{compared}, but the prediction is for other software"
+            status, compared = "inconclusive", f"{compared}, but no measured step confirms this prediction"
         assert status in get_args(Status)
         step = f"{one['step_time_s']:.4g} s, " if one["step_time_s"] else ""
         own = name
