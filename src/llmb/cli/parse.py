@@ -87,7 +87,7 @@ def _print_as_reference(
     """Print the output of the reference suite's script; raise RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
-        raise UsageError(f"--compat requires steps, not --window {window}", do=f"pass --window A-B, such as {WINDOW}")
+        raise UsageError(f"--compat requires steps, not --window {window}", do=f"pass steps: --window {WINDOW}")
     if len(folders) > 1:
         raise UsageError("--compat accepts only one folder", do="run the command once per folder")
     folder = folders[0] if folders else DIRECTORY
@@ -215,7 +215,7 @@ def parse(
         raise RunFailed("the logs have no known format", where=where, do=f"pass a log of {LOG_FORMATS}")
     print_output(_groups(report, form, scaling=scaling) if group or scaling else _logs(report, form, wide=wide))
     if not report.counts["success"]:
-        raise RunFailed(f"none of the {len(report.runs)} logs is from a successful run", where=where)
+        raise RunFailed(f"no successful run in {counted(len(report.runs), 'log')}", where=where)
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
