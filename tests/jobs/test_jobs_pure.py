@@ -160,6 +160,14 @@ def test_a_submission_is_found_by_its_script_once() -> None:
     assert find_submission(job_row(run_dir="/runs/e/e_2/e"), [theirs, ours], set()) is None
 
 
+def test_a_launch_without_an_id_takes_no_job_of_another_script(tmp_path: Path) -> None:
+    """The output of the suite's script exists, but the script was interrupted before it named its job."""
+    job = job_row(run_dir=str(tmp_path))
+    job.folder.launch_output.write_text("launching\n")
+    other = SlurmJob(job_id="9", state="RUNNING", command="/home/me/other.sh")
+    assert find_submission(job, [other], set()) is None
+
+
 def test_the_worst_end_decides() -> None:
     def code(*statuses: str, fault: str | None = None) -> int:
         return exit_code([job_row(status=status, fault=fault) for status in statuses])

@@ -400,8 +400,12 @@ def is_same(job: JobHandle, answer: SlurmJob) -> bool:
 
 
 def find_submission(job: JobHandle, answers: Sequence[SlurmJob], claimed: set[str]) -> str | None:
-    """Return the id of the Slurm job that runs the batch script of ``job`` and belongs to no other job."""
+    """Return the id of the Slurm job that runs the batch script of ``job`` and belongs to no other job.
+
+    A job that a program's own script queued is not found here: it runs another script.
+    """
+    script = str(job.folder.batch_script)
     for state in answers:
-        if state.command and is_same(job, state) and state.job_id not in claimed:
+        if state.command and state.command.endswith(script) and state.job_id not in claimed:
             return state.job_id
     return None
