@@ -129,7 +129,7 @@ def predict(
     file: Layouts = None,
     software: Software = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if", help="Also predict slower links, a slow GPU and twice the GPUs.")
+        bool, typer.Option("--what-if", help="Also predict the step with slower links, a slow GPU, or twice the GPUs.")
     ] = False,
     scaling: AtScales = None,
     gpu_mtbf_h: GpuMtbf = None,
@@ -140,15 +140,16 @@ def predict(
     *,
     ctx: typer.Context,
 ) -> None:
-    """Predict the time of a training step, by cause, before anything is queued.
+    """Predict the time of a training step, broken down by cause, before anything is queued.
 
-    The time is computed from the sizes of the model's parts, the layout, and the rates of GPUs and links, in
-    milliseconds and without a GPU. Rates were fitted to published steps on H100 and Blackwell. The interval covers the
-    errors on held-out steps, or assumed errors without any. Calibration with a run of your own, ideally a small one of
-    the same recipe, makes it narrower.
+    The prediction is computed from the sizes of the model's parts, the layout, and the rates of GPUs and links; it
+    takes milliseconds and needs no GPU. Rates were fitted to published steps on H100 and Blackwell. The interval covers
+    the errors on held-out steps or, if there are none, assumed errors. Calibrating with a run of your own, ideally a
+    small one of the same recipe, narrows the interval.
 
-    A file has the columns workload, size, dtype, gpu_type, scale, release, gpus, tp, pp, vp, cp, ep, etp, mbs, gbs,
-    seq_len, layers, first_stage_layers and last_stage_layers; all but the first two may be missing or empty.
+    The CSV file for `--file` has the columns workload, size, dtype, gpu_type, scale, release, gpus, tp, pp, vp, cp, ep,
+    etp, mbs, gbs, seq_len, layers, first_stage_layers and last_stage_layers; all but the first two may be missing or
+    empty.
 
     Examples:
 
@@ -405,8 +406,8 @@ def plan_with(
 def memory(
     request: ModelRequest,
     choices: Choices,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count only this rank.")] = None,
-    all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
+    all_stages: Annotated[bool, typer.Option("--all-stages", help="Count a rank of every pipeline stage.")] = False,
     estimated: Annotated[
         bool, typer.Option("--estimate", help="Estimate the memory in milliseconds, instead of counting it.")
     ] = False,

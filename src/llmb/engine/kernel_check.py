@@ -185,7 +185,7 @@ def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
 
 
 def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
-    """Yield parts of the weights of several layers that are cast into one matrix; ``parts`` are their rows."""
+    """Yield casts of several layers' weights into one matrix, and the expected ones; ``parts``: the rows of each."""
     rows, scale = sum(parts), values.number(SCALE)
     whole = torch.empty((rows, columns), dtype=FORMATS[WEIGHT], device=values.device)
     transposed, amax = whole.new_empty((columns, rows)), values.number(0.0)

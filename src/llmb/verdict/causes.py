@@ -388,7 +388,7 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps far above their neighbors, except for saves and waits for data, which are causes of their own."""
+    """Find steps that took far longer than their neighbors, without saves and waits for data: these have own causes."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"its window has fewer than {FEWEST_STEPS} steps, too few to identify unusual ones")

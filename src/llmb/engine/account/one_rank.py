@@ -406,7 +406,7 @@ def counted(ledger: Ledger, ranks: Ranks) -> Counts:
 
 
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
-    """Count one rank of the plan without starting the others; return the counts, and the ledger of the last step.
+    """Count the memory, FLOPs and messages of one rank without starting the others; also return the last ledger.
 
     This works once per process, as ``lone_rank`` does.
     """

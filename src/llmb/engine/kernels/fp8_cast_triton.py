@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernels of casts in ``elementwise``.
+"""Triton kernels for the casts in ``elementwise``.
 
 A program casts one tile and transposes it in registers and shared memory, so that reads and both writes are of whole
 rows of the tile. The largest absolute value is the largest bit pattern without the sign: bit patterns have the order of

@@ -144,7 +144,7 @@ def option_text(choices: Choices, name: str) -> str:
 
 
 def requested_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """Return the cluster's container with the image and mounts in ``options``; raise UsageError if these need one."""
+    """Return the cluster's container with the image and mounts in ``options``; raise UsageError if it has none."""
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":

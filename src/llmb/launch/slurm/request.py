@@ -104,8 +104,7 @@ class SlurmChoices(Record):
     reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
     nice: Annotated[int | None, _option(help="Amount by which to lower the priority.")] = None
     segment: Annotated[
-        int | None,
-        _option(help="Nodes per NVLink domain. Default if a domain spans nodes: the most that divide the job's nodes."),
+        int | None, _option(help="Nodes in one NVLink domain (sbatch --segment). Default: as many as fit evenly.")
     ] = None
     dependency: Annotated[str | None, _option(help="Jobs that must end first, such as afterok:1234.")] = None
     retries: Annotated[

@@ -76,9 +76,9 @@ def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
 
 
 def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> CollectiveResult:
-    """Measure over ``ranks`` processes on this machine.
+    """Measure the collectives of ``job`` across ``ranks`` processes on this machine.
 
-    Raises EnvironmentProblem without torch, RunFailed if a process fails, UserInterrupt on a signal.
+    Raises EnvironmentProblem if torch is missing, RunFailed if a process fails, UserInterrupt on a signal.
     """
     with job_folder(COLLECTIVES_JOB, job) as folder:
         run_ranks(COLLECTIVES_PROGRAM, folder, ranks, job.device, "collectives", on_progress)
@@ -153,7 +153,7 @@ def raise_if_wrong(measured: MeasurementFile) -> None:
     wrong = [row for row in measured.measurements if row.wrong]
     if wrong:
         cases = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)
-        raise RunFailed(f"elements with wrong values: {cases}", do="check the network and the library with nccl-tests")
+        raise RunFailed(f"elements with wrong values: {cases}", do="check the network and NCCL with nccl-tests")
 
 
 _NAMES = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"

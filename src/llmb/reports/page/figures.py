@@ -420,9 +420,10 @@ CHANGING = ("software.", "hardware.device", "hardware.power", "release")
 
 
 def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun]) -> Figure | Missing:
-    """Plot the means of a recipe's runs in order of time, with changes of software and hardware, and changes of level.
+    """Plot the mean step times of a recipe's runs in chronological order, with changes in software and hardware, and
+    shifts in level.
 
-    With a baseline, its runs have another color, and neither kind of change is plotted: the comparison reports them.
+    With a baseline, its runs have another color, and no changes or shifts are marked: the comparison reports them.
     """
     others = {run.counted_as for run in baseline}
     known_times = [(run, run.step_time_s) for run in (*baseline, *runs) if flaw_of(run) is None and run.step_time_s]
