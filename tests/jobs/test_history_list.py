@@ -214,5 +214,5 @@ def test_a_name_that_no_run_has_is_told_with_those_that_there_are(
     assert said("--label", "befor", "--json") == [
         "llmb: no run has the label 'befor'; did you mean 'before'?; labels: after, before"
     ]
-    assert said("--campaign", "x", "-w", "w") == ["llmb: no run has the campaign 'x', or any other"]
+    assert said("--campaign", "x", "-w", "w") == ["llmb: no run has the campaign 'x', or any other campaign"]
     assert said("-w", "w_8b") == []
