@@ -22,6 +22,8 @@ LAYOUTS = {
     "EP": ("pretrain_mixtral", {"ep": 2, "gbs": 16}),
 }
 SEEDS, QUICK_SEED = range(60), 22
+FEW_BYTES = 10_000
+"""Sums of norms and of losses are smaller."""
 UNPREDICTED = 0.005
 """Part of bytes and FLOPs that are not predicted: norms, maxima of logits, shapes of what stages exchange; routers."""
 
@@ -77,7 +79,8 @@ def counted(collectives: tuple[CollectiveCount, ...], layout: Layout) -> Counter
     found: Counter[tuple[str, str]] = Counter()
     for each in collectives:
         group = each.group.split()[0]
-        few = each.kind == "all_reduce" and group in ("tp", "world", "mesh_dp_tp") and layout.sequence_parallel
+        of_tp = group in ("tp", "mesh_dp_tp") and layout.sequence_parallel
+        few = each.kind == "all_reduce" and (of_tp or each.bytes < FEW_BYTES)
         if each.kind != "recv" and not few and each.bytes:
             found[groups.get(group, group), each.kind] += each.bytes
     return by_ranks(found, layout)
