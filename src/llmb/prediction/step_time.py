@@ -296,12 +296,14 @@ class _Step:
         if self.layout.cp > 1 and attention:
             found["cp_attention"] = attention
         found["written"] = work.written / self.bytes_per_s
-        found["memory"], routed = work.moved / self.bytes_per_s, work.routed / self.bytes_per_s
+        found["memory"] = work.moved / self.bytes_per_s
         found["cast"] = work.cast / self.bytes_per_s
-        # One graph of a whole step launches its kernels without the host, and permutes tokens in fused kernels.
-        found["memory" if self.replays else "routed"] = found.get("memory", 0.0) * self.replays + routed
-        if not self.replays:
-            found |= {"fp8_layer_s": work.cast_layers, "moe_layer_s": work.expert_layers}
+        routed = work.routed / self.bytes_per_s
+        if self.replays:
+            # One graph of a whole step launches its kernels without the host, and permutes tokens in fused kernels.
+            found["memory"] += routed
+        else:
+            found |= {"routed": routed, "fp8_layer_s": work.cast_layers, "moe_layer_s": work.expert_layers}
         groups = self._by_group(work.messages)
         _add(found, self._delays("tp_fp8" if precision != "bf16" else "tp", groups["tp"], products))
         _add(found, self._delays("cp", groups["cp"], attention * self.rates["attention"]))
