@@ -3,6 +3,7 @@
 
 import pytest
 
+from llmb.base.errors import UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import stage_counts, stage_sizes
 from llmb.catalogue.records import Layout, Recipe
@@ -89,3 +90,9 @@ def test_windows_save_flops_of_their_layers() -> None:
     )
     assert whole[1] == 4 * whole[0]
     assert windows[1] == pytest.approx(2 * windows[0], rel=0.02)
+
+
+def test_hybrid_layers_are_refused_by_name() -> None:
+    recipe = resolve(CATALOGUE, Request(workload="pretrain_nemotron3", size="30b", gpu_type="gb200"))
+    with pytest.raises(UsageError, match="pretrain_nemotron3 30b has hybrid layers, which are not predicted"):
+        make_plan(recipe, Choices(), device="cuda", trains=False)

@@ -607,14 +607,7 @@ class Recipe(Record):
     def engine_problem(self) -> str | None:
         """Name the parts that llmb's engine lacks to train the recipe, and programs that have them; None if none."""
         own = () if self.dtype in ENGINE_DTYPES else (self.dtype.value,)
-        return self._problem(*own, *self.model.other_names)
-
-    @property
-    def prediction_problem(self) -> str | None:
-        """Name the parts that are not predicted either; None if none."""
-        return self._problem(*(["hybrid layers"] if self.model.hybrid_layers else []))
-
-    def _problem(self, *lacks: str) -> str | None:
+        lacks = (*own, *self.model.other_names)
         trains = (
             "Megatron-Bridge and the reference suite train this recipe, the former by '--framework megatron_bridge'"
         )
@@ -622,6 +615,11 @@ class Recipe(Record):
         if file := self.config_file:
             programs = f"{file.programs or 'no program that llmb starts'} can train models of type {file.model_type}"
         return f"llmb's engine has no {' and no '.join(lacks)}: {programs}" if lacks else None
+
+    @property
+    def prediction_problem(self) -> str | None:
+        """Describe why no step of the recipe is predicted; None if steps can be."""
+        return f"{self.model_name} has hybrid layers, which are not predicted" if self.model.hybrid_layers else None
 
     @property
     def shares_parameters(self) -> bool:
