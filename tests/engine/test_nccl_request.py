@@ -2,6 +2,7 @@
 """What a rank asks of NCCL, in a process of its own: NCCL itself, which needs a GPU, reads the variables once."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.nccl_request import ask_for_nccl_log
+from llmb.engine.nccl_request import ask_for_nccl_log, ask_for_topology
 from llmb.readers.samples.host import Device
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
@@ -134,3 +135,21 @@ def test_ranks_on_a_cpu_ask_for_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     ask_for_nccl_log(plan("cpu"), RunFolder(tmp_path))
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "expected"),
+    [
+        ("cuda", {"RANK": "0"}, "nccl_topology.xml"),
+        ("cuda", {"RANK": "1"}, None),
+        ("cuda", {"RANK": "0", "NCCL_TOPO_DUMP_FILE": "mine.xml"}, "mine.xml"),
+        ("cpu", {"RANK": "0"}, None),
+    ],
+)
+def test_one_process_on_gpus_writes_the_topology(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Device, variables: dict[str, str], expected: str | None
+) -> None:
+    for name, value in {"NCCL_TOPO_DUMP_FILE": "", **variables}.items():
+        monkeypatch.setenv(name, value)
+    ask_for_topology(plan(device), RunFolder(tmp_path))
+    assert Path(os.environ["NCCL_TOPO_DUMP_FILE"]).name == (expected or "")

@@ -17,12 +17,20 @@ from llmb.runs.plan import Plan
 from llmb.runs.trace_reports import nccl_log, network_log
 
 LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
+TOPOLOGY = "NCCL_TOPO_DUMP_FILE"
 OF_NETWORK = ("INIT", "NET")
 OF_COLLECTIVES = ("INIT", "COLL")
 NCCL_DEFAULT = "INIT,BOOTSTRAP,ENV"
 """Subsystems that NCCL logs without NCCL_DEBUG_SUBSYS."""
 BRIEF = ("VERSION", "WARN")
 DETAILED = ("INFO", "ABORT", "TRACE")
+
+
+def ask_for_topology(plan: Plan, folder: RunFolder) -> None:
+    """Make NCCL write the topology of the first node to the run folder, unless the user has named a file."""
+    # NCCL writes it in every process that is the first of a group; one process per file.
+    if plan.device == "cuda" and _rank() == 0 and not nccl_setting(TOPOLOGY):
+        os.environ[TOPOLOGY] = str(folder.nccl_topology)
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:

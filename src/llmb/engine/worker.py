@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmb.base.errors import LlmbError
 from llmb.base.parent_death import end_with_parent
-from llmb.engine.nccl_request import ask_for_nccl_log, keep_network_lines
+from llmb.engine.nccl_request import ask_for_nccl_log, ask_for_topology, keep_network_lines
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.torch_names import ENGINE, check_names
 from llmb.engine.watchdog import Progress, start_watchdog
@@ -31,6 +31,7 @@ def work(folder: RunFolder) -> None:
     progress = Progress(plan.first_step)
     start_watchdog(plan, folder, progress)
     own_log = ask_for_nccl_log(plan, folder)
+    ask_for_topology(plan, folder)
     sampler, node = None, host_name()
     if plan.resource_interval_s is not None and os.environ.get("LOCAL_RANK", "0") == "0":
         sampler = start_sampler(folder.resources_of(node), node, plan.resource_interval_s, plan.device)

@@ -87,6 +87,8 @@ class RunFolder:
     """NCCL's own logs, one per process."""
     nccl_network = Inside(NETWORK_FOLDER)
     """NCCL's lines about the network, one file per node; for the engine on several nodes."""
+    nccl_topology = Inside("nccl_topology.xml")
+    """The GPUs, NICs and links of the first node that NCCL detected; for the engine on GPUs."""
     breakdown = Inside("breakdown.json")
     """The breakdown of the time of a profiled step."""
     resources = Inside("resources")

@@ -83,6 +83,37 @@ def test_a_node_is_read(node: RecordedNode) -> None:
     assert values(node)["pcie.gpus.width"] == "16 on 7, 8 on 1"
 
 
+def test_the_nearest_cards_of_gpus_are_named_as_nvidia_smi_names_paths(tmp_path: Path) -> None:
+    host, other = "pci0000:15/0000:15:01.0/0000:16:00.0", "pci0000:26/0000:26:01.0/0000:27:00.0"
+    devices = {
+        "0000:19:00.0": (f"{host}/0000:17:02.0", "0x030200", "0"),
+        "0000:29:00.0": (f"{other}/0000:28:02.0", "0x030200", "1"),
+        "0000:18:00.0": (f"{host}/0000:17:00.0", "0x020700", "0"),
+        "0000:1b:00.0": ("pci0000:15/0000:15:03.0", "0x020700", "0"),
+        "0000:5e:00.0": ("pci0000:5d/0000:5d:01.0", "0x020000", "1"),
+        "0000:5e:00.1": ("pci0000:5d/0000:5d:01.0", "0x020000", "1"),
+    }
+    bus = tmp_path / "sys/bus/pci/devices"
+    bus.mkdir(parents=True)
+    for name, (above, kind, numa) in devices.items():
+        folder = tmp_path / "sys/devices" / above / name
+        folder.mkdir(parents=True)
+        for file, text in {"class": kind, "vendor": "0x10de", "numa_node": numa}.items():
+            (folder / file).write_text(text)
+        (bus / name).symlink_to(folder)
+    for number, name in enumerate(("0000:18:00.0", "0000:1b:00.0", "0000:5e:00.0")):
+        (bus / name / f"infiniband/mlx5_{number}").mkdir(parents=True)
+
+    def nearest() -> str:
+        return read_settings(SystemFiles(root=tmp_path), {}).values["pcie.nearest_nics"]
+
+    assert nearest() == "0000:19:00.0 PIX mlx5_0; 0000:29:00.0 NODE mlx5_2"
+    (bus / "0000:18:00.0").unlink()  # a card that failed: another host bridge's port is next
+    assert nearest() == "0000:19:00.0 PHB mlx5_1; 0000:29:00.0 NODE mlx5_2"
+    (bus / "0000:1b:00.0").unlink()
+    assert nearest() == "0000:19:00.0 SYS mlx5_2; 0000:29:00.0 NODE mlx5_2"
+
+
 def test_every_key_has_a_rule_of_its_own(node: RecordedNode) -> None:
     general = {"*", "hardware.*", "software.*"}
     assert all(general.isdisjoint(rule_of(key).keys) for key in values(node, NCCL_ALGO="Ring", FI_PROVIDER="efa"))

@@ -8,6 +8,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import NamedTuple
 
 from pydantic import Field
@@ -139,6 +140,10 @@ OF_ONE_RUN = re.compile(r"_(?:FILE|DIR|PATH|HOME|ID|HOSTID)$|^NCCL_DEBUG|^NCCL_C
 PCI, NVIDIA, DISPLAYS = "/sys/bus/pci/devices", "0x10de", ("0x0300", "0x0302")
 NETWORKS = ("0x0200", "0x0207")
 """PCI classes of network cards: Ethernet and InfiniBand."""
+HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+PATH_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""The kinds of path that ``nvidia-smi topo -m`` prints, from near to far: one switch, several bridges, a host bridge,
+two host bridges of a NUMA node, two NUMA nodes."""
 OF_PCI = 256
 """Number of configuration bytes that every PCI device has."""
 CPU, RDMA, NET = "/sys/devices/system/cpu", "/sys/class/infiniband", "/sys/class/net"
@@ -293,6 +298,39 @@ def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
             yield f"pcie.{kind}.max_link", _counted(_link(files, device, "max") for device in devices)
             yield f"pcie.{kind}.width", _counted(files.text(f"{device}/current_link_width") for device in devices)
             yield f"pcie.{kind}.max_read_request", _counted(_read_request(files, device) for device in devices)
+    yield "pcie.nearest_nics", _nearest_nics(files, kinds["gpus"], kinds["nics"])
+
+
+def _nearest_nics(files: SystemFiles, gpus: list[str], nics: list[str]) -> str | None:
+    """Return each GPU's nearest cards with RDMA, and the kind of path to them; None if sysfs does not show paths."""
+    cards = [(nic, name) for nic in nics for name in files.names(f"{nic}/infiniband")]
+    nearest = []
+    for gpu in gpus:
+        paths = [(_path_kind(files, gpu, nic), name) for nic, name in cards]
+        best = min((kind for kind, _ in paths if kind), key=PATH_KINDS.index, default=None)
+        if best:
+            names = ", ".join(name for kind, name in paths if kind == best)
+            nearest.append(f"{gpu.rpartition('/')[2]} {best} {names}")
+    return "; ".join(nearest) or None
+
+
+def _path_kind(files: SystemFiles, one: str, other: str) -> str | None:
+    """Return the kind of path between two PCI devices, of ``PATH_KINDS``; None if one is not below a host bridge."""
+    paths = [_below_host_bridge(files, device) for device in (one, other)]
+    if not all(paths):
+        return None
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*paths, strict=False))))
+    if shared > 1:  # PIX is the path through one switch, with a port above each device
+        return "PIX" if max(map(len, paths)) - shared <= 2 else "PXB"
+    if shared:
+        return "PHB"
+    return "NODE" if files.text(f"{one}/numa_node") == files.text(f"{other}/numa_node") else "SYS"
+
+
+def _below_host_bridge(files: SystemFiles, device: str) -> list[str]:
+    """Return the host bridge, the bridges and the device itself; empty if there is no host bridge."""
+    parts = files.path(device).resolve().parts
+    return list(parts[next((i for i, part in enumerate(parts) if HOST_BRIDGE.fullmatch(part)), len(parts)) :])
 
 
 def _link(files: SystemFiles, device: str, which: str) -> str | None:
