@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that users can encounter. Each class has the exit code that scripts rely on."""
+"""Errors that users can encounter. Each class has an exit code that scripts can rely on."""
 
 import difflib
 import math
@@ -18,11 +18,11 @@ _BILLIONS = re.compile(r"\d+(\.\d+)?b")
 SHORT = 5
 MOST_ITEMS = 20
 LIMITS = {
-    "GPU type": "pass one of these; 'llmb predict', 'plan' and 'memory' accept other types, with --hardware FILE",
+    "GPU type": "pass one of these; 'llmb predict', 'plan' and 'memory' accept other types with --hardware FILE",
     "workload": "llmb has no recipe for {}; see 'llmb docs what-llmb-does-not-do' and 'llmb docs add-a-model'",
     "file": "to queue or start the runs that a file lists, use 'llmb bulk FILE'",
 }
-"""Hints for unknown values, by their kind."""
+"""Advice for unknown values, by the kind of value."""
 
 
 class LlmbError(Exception):
@@ -83,7 +83,7 @@ class Regressed(LlmbError):
 
 
 class InvalidRun(LlmbError):
-    """A run finished, but its values are invalid (exit code 6)."""
+    """A run finished, but its results are invalid (exit code 6)."""
 
     exit_code = 6
 
@@ -108,7 +108,7 @@ class UserInterrupt(LlmbError):
 
 
 def see(page: str, what: str = "") -> str:
-    """Return advice to read a page with ``llmb docs``, followed by ``what`` the page explains, if set."""
+    """Return advice to read a page of ``llmb docs``, followed by ``what``, such as ``for the format of files``."""
     return f"see 'llmb docs {page}'{what and ' '}{what}"
 
 
@@ -130,9 +130,10 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """Return a suggestion with the closest of ``names``, or an empty string. Sizes such as 7b are compared as numbers.
-    Other text matches a name that it contains, the only name that contains it, or a name with at most two different
-    letters. A short text that ends in a digit must be closer: a100 does not mean h100.
+    """Return a suggestion with the closest of ``names``, or an empty string if none is similar.
+
+    Sizes such as 7b are compared as numbers. A short text that ends in a digit must be more similar: a100 does not
+    suggest h100.
     """
     text, known = str(value).lower(), list(names)
     if _BILLIONS.fullmatch(text) and (sizes := [name for name in known if _BILLIONS.fullmatch(name)]):
@@ -157,7 +158,7 @@ def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -
 
 
 def pip_install(*extras: str) -> str:
-    """Return the command that installs extras of llmb for this Python, from its checkout if there is one."""
+    """Return the command that installs llmb with ``extras`` for this Python, from llmb's checkout if there is one."""
     checkout, added = Path(__file__).parents[3], f"[{','.join(extras)}]"
     source = ("-e", f"{checkout}{added}") if (checkout / "pyproject.toml").is_file() else (f"llmb{added}",)
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(source)}"

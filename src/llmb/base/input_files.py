@@ -59,7 +59,7 @@ MOST_JSON_BYTES = 1 << 26
 MOST_VALUES = 1 << 21
 """Limit of values in a JSON file; the record of a run on 20,000 GPUs has 1.5 million."""
 MOST_VALUES_IN_LINE = 1 << 17
-"""Limit of values in a line of JSON; a line with those of 20,000 ranks has 100,000."""
+"""Limit of values in a line of JSON; a line about 20,000 ranks has 100,000 values."""
 
 _KINDS = (
     (stat.S_ISDIR, "is a directory"),
@@ -93,7 +93,7 @@ def read_up_to(stream: BinaryIO, most_bytes: int, path: Path) -> bytes:
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
-    """Open a file that the user named; raise UsageError if that fails. ``do`` is the advice if it does not exist."""
+    """Open a file that the user named; raise UsageError if that fails. ``do`` is the advice for a missing file."""
     try:
         return open_regular(path)
     except FileNotFoundError as error:
@@ -136,8 +136,8 @@ def not_regular(mode: int) -> str | None:
 
 
 def check_values(text: bytes, most: int = MOST_VALUES) -> None:
-    """Raise ValueError if JSON has more than ``most`` commas and opening brackets, and so perhaps as many values. In a
-    file, a value may have two bytes; parsed, it has about 100, or 1,000 if it is invalid.
+    """Raise ValueError if JSON may have more than ``most`` values, judging by its commas and opening brackets. A value
+    of two bytes takes about 100 bytes of memory when parsed, or 1,000 if it is invalid.
     """
     if sum(map(text.count, (b",", b"{", b"["))) > most:
         raise ValueError(f"it has more than {most:,} values")

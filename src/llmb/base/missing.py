@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type of a value that is unknown for a stated reason."""
+"""A type for values that are unknown, with the reason."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Replaces a value that is unknown. It is falsy, so ``if value`` checks whether there is a value."""
+    """An unknown value, and the reason why it is unknown. It is falsy, like None."""
 
     reason: str
 

@@ -26,7 +26,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Span(NamedTuple):
-    """The numbers from ``first`` to ``last``, both included; equal for a single number."""
+    """The numbers from ``first`` to ``last`` (included) in steps of ``step``; both are equal for a single number."""
 
     first: int
     last: int
@@ -45,7 +45,7 @@ def parse_ranges(text: str) -> tuple[Span, ...]:
 
 
 def numbers_of(spans: Iterable[Span]) -> tuple[int, ...]:
-    """Return every number in the ranges, in their order."""
+    """Return every number in the ranges, in the order of the ranges."""
     return tuple(number for span in spans for number in span.numbers)
 
 
@@ -105,7 +105,7 @@ class Option:
     """Format of a text value."""
     metavar: str | None = None
     repeatable: bool = False
-    """True if the option can be repeated, and a job gets all values instead of a sweep. The field is a tuple."""
+    """True if the option can be repeated, and each job receives all its values. The field is a tuple."""
     several: bool = False
     """True for text that accepts several values to sweep over, as numbers and choices always do."""
     negates: bool = False
@@ -144,7 +144,7 @@ class Option:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Flags; a pair such as ``--compile/--no-compile`` is one."""
+        """The option's flags; a pair such as ``--compile/--no-compile`` is one string."""
         return self.flags or (f"--{self.name.replace('_', '-')}",)
 
     @property
@@ -154,14 +154,14 @@ class Option:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The option's keys in files: its name, that of its field, and the long flags without dashes."""
+        """The option's keys in files: its name, its field's name, and its long flags without dashes."""
         long = (text.partition("/")[0] for text in self.spellings if text.startswith("--"))
         spelled = (text.removeprefix("--").replace("-", "_") for text in long)
         return tuple(dict.fromkeys((self.name, *(() if self.negates else (self.field,)), *spelled)))
 
     @property
     def limit(self) -> str:
-        """Description of a number's limit; empty without one."""
+        """Description of the smallest valid number; empty if there is no limit."""
         if self.minimum is not None:
             return f"at least {self.minimum:g}"
         return "" if self.above is None else f"above {self.above:g}"
@@ -299,7 +299,7 @@ NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
 
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
-    """Parse the option's value, or a tuple if it has several; raise UsageError with ``key`` if one is invalid."""
+    """Parse an option's value, or a tuple if it accepts several; raise UsageError about ``key`` if one is invalid."""
     if option.repeatable or option.listed:
         return tuple(_one(option, key, text) for text in texts)
     if len(texts) != 1:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a program that the kernel kills when the process that started it ends, even if the program is suspended.
+"""Runs a command that Linux kills when the process that started it ends, even if the command is suspended.
 
-``python -m llmb.base.parent_death PARENT COMMAND...`` requests this from the kernel, on Linux only, and then becomes
-COMMAND; PARENT is the id of the starting process. A request between fork and exec could deadlock if the parent has
-threads.
+``python -m llmb.base.parent_death PARENT COMMAND...``, where PARENT is the id of the starting process, makes this
+request to the kernel and then becomes COMMAND. A function that makes it between fork and exec could deadlock if the
+parent has threads.
 """
 
 import ctypes
@@ -19,18 +19,18 @@ GONE = 1
 
 
 def ending_with_this(command: Sequence[str]) -> list[str]:
-    """Return ``command`` with the prefix that keeps it from outliving this process."""
+    """Return ``command`` with a prefix that, on Linux, keeps it from outliving this process."""
     return [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
 
 
 def end_with_parent() -> None:
-    """Have Linux kill this process when the thread that started it ends; exec keeps the setting, fork does not."""
+    """On Linux, kill this process when the thread that started it ends; exec keeps the setting, fork does not."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def has_ended(pid: int) -> bool:
-    """Return True if a process has ended, even if its parent has not yet waited for it."""
+    """Return True if a process has ended; on Linux, even if its parent has not yet waited for it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

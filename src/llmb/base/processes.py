@@ -47,7 +47,7 @@ class SignalGate:
 @contextmanager
 def signals_as_exceptions() -> Iterator[SignalGate]:
     """Raise Interrupted for the first signal that ends a run, once the gate is open; ignore further signals. Without
-    the gate, a signal during the start of a process would leave that process behind.
+    the gate, a process would be left behind if the signal came while it started.
     """
     gate = SignalGate()
     previous = {number: signal.signal(number, gate.take) for number in ENDING}
@@ -60,7 +60,7 @@ def signals_as_exceptions() -> Iterator[SignalGate]:
 
 PROC = Path("/proc")
 PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
-"""Used without /proc, as on macOS. Small images have no ps."""
+"""The command to list processes if there is no /proc, as on macOS; minimal images lack ps."""
 PS_LIMIT_S = 30
 BEGAN = 19
 """Index of the start time among the fields of ``stat`` after the program's name."""
@@ -109,14 +109,14 @@ def waiting_for(process: Process) -> threading.Event:
 
 
 def end_stalled(process: Process) -> None:
-    """Wait up to ``GRACE_S`` for workers to end themselves, and for their launcher; then end all that are left."""
+    """Wait up to ``GRACE_S`` for the launcher to end with its workers; if it does not, end all of them."""
     wait_for_stopped(process)
     if process.poll() is None:
         end_tree(process)
 
 
 def end_tree(process: Process) -> None:
-    """Ask the launcher to end its workers, and kill those that are left after ``GRACE_S``.
+    """Ask the launcher to end, wait up to ``GRACE_S`` until it has ended, and kill all processes that are left.
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
@@ -146,7 +146,7 @@ def wait_for_stopped(process: Process) -> None:
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have ended."""
+    """Send a signal to a process, unless it has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -209,7 +209,7 @@ def run_talking(
 ) -> Ended:
     """Run Python with the arguments ``program`` until it ends, and call ``on_line`` with each line of its output.
 
-    Raise UserInterrupt for a signal; ``if_interrupted`` is the part of its message about what remains."""
+    Raise UserInterrupt for a signal; its message ends with ``if_interrupted``, such as ``nothing was saved``."""
     with tempfile.TemporaryFile() as talk:
         try:
             with started_program([sys.executable, *program], subprocess.PIPE, talk, variables) as process:

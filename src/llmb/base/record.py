@@ -24,13 +24,13 @@ from llmb.base.missing import Missing
 
 MOST_ERRORS = 1000
 CACHE_SIZE = 1024
-"""Number of distinct values of a field in the cache of its validator."""
+"""The maximum number of values in the cache of a field's validator."""
 
 
 class Record(BaseModel):
-    """Base of all records that are written to files: immutable; unknown keys are errors. In JSON, which programs write,
-    only the first invalid item of a list is reported: a short file may have millions, and each takes memory. In other
-    data, which people write, all invalid items are reported.
+    """Base class of records that are written to files. Records are immutable and reject unknown keys.
+
+    In JSON, only the first invalid item of a list is reported, because a short file may have millions of invalid items.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -63,7 +63,7 @@ def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core,
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the dotted keys and the message of the first problem; no keys if there are too many problems to list."""
+    """Return the dotted keys and the message of the first problem; if there are too many, no keys and their number."""
     if error.error_count() > MOST_ERRORS:
         return "", f"{error.error_count():,} of its values are wrong"
     first = error.errors(include_url=False, include_input=False)[0]

@@ -16,7 +16,7 @@ NEW_S = 60.0
 
 @contextmanager
 def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder that only its owner can enter, in ``place`` or the system's folder for temporary files.
+    """Yield a new folder that only this user can enter, in ``place`` or the system's folder for temporary files.
 
     The folder is removed at the end. At the start, folders with this prefix are removed if their processes were killed.
     Raise OSError if the folder cannot be created.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects secrets by name and by value, with the same rules for files, scripts, jobs and messages. Pure."""
+"""Detects secrets by their names and by the form of their values. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _BY_VALUE = (
     # https://user:password@host, also without the user; https://token@host; as a path, with one slash.
     r"|(?:(?<=://)|(?<=:/)(?!/))([^\s/:@]*:[^\s/@]+|[^\s/:@]{20,})(?=@)"
 )
-# One of these is in each match of the above: looking for them takes a third of its time, and few lines have any.
+# Each match of ``_BY_VALUE`` contains one of these. Looking for them takes a third of the time, and few lines have any.
 _MARKS = (
     *("hf_", "api_org_", "glpat-", "gldt-", "glrt-", "glrtr-", "glcbt-", "glptt-", "glft-", "glimt-", "glagent-"),
     *("glwt-", "glsoat-", "glffct-", "gloas-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "npm_", "r8_"),
@@ -52,11 +52,11 @@ _PARTS_OF_NAMES = (
     *("token", "secret", "pass", "cred", "cookie", "bearer", "key", "pwd", "jwt", "connection", "pat", "psk", "auth"),
     *("netrc", "sas", "sig", "dsn"),
 )
-"""Every name of a secret contains one of these; few lines have any."""
+"""Every secret's name contains one of these; few log lines do."""
 _WORDS = frozenset({"key", "pass", "pat", "sig", "sas", "auth"})
 """Names of secrets that also occur as words of a sentence before a colon."""
 _LEAST = 4
-"""Minimum number of characters of a value after such a word."""
+"""Minimum length of a secret after one of ``_WORDS``."""
 _COUNT = r"(?i)[-+]?\d[\d._]*(e[-+]?\d+)?[kmgtbs%]{0,2}(/\w{1,6})?"
 _NO_VALUES = frozenset({"none", "null", "true", "false", "nan"})
 _PLAIN = r"\d{1,9}(\.\d+)?"
@@ -65,19 +65,19 @@ HIDDEN = "[secret]"
 
 
 def holds_secret(name: str, value: str = "") -> bool:
-    """Return True if a variable, an option or an argument may hold a secret, which must not be saved or printed."""
+    """Return True if the name or the value of a variable, an option or an argument suggests that it is a secret."""
     return _is_secret_name(name, value) or has_secret(value, settings=not name.startswith(_FUNCTION))
 
 
 def has_secret(text: str, *, settings: bool = True) -> bool:
-    """Return True if a string may contain a secret; with ``settings``, also one such as ``password=...``."""
+    """Return True if a string may contain a secret; with ``settings``, check settings such as ``password=...`` too."""
     if _may_hold(text) and re.search(_BY_VALUE, text):
         return True
     return settings and "=" in text and any(_is_secret_name(name, value) for name, value in re.findall(_PAIR, text))
 
 
 def has_secret_in_log(line: str) -> bool:
-    """Return True if a log line may contain a secret, also in quotes, in a header or JSON, or after an option."""
+    """Return True if a log line may contain a secret, whether quoted, in a header, in JSON or as an option's value."""
     if _may_hold(line) and re.search(_BY_VALUE, line):
         return True
     folded = line.casefold()
@@ -95,7 +95,7 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted(text: str) -> str:
-    """Return a message with ``HIDDEN`` in place of each secret."""
+    """Return ``text`` with ``HIDDEN`` in place of each secret that is recognizable without its name."""
     return re.sub(_BY_VALUE, HIDDEN, text)
 
 
@@ -105,7 +105,6 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _may_hold(text: str) -> bool:
-    """Return False if no part of a string has the form of a secret."""
     if any(mark in text for mark in _MARKS):
         return True
     folded = text.casefold()
@@ -113,7 +112,7 @@ def _may_hold(text: str) -> bool:
 
 
 def _is_secret_name(name: str, value: str) -> bool:
-    """Return whether a name is that of a secret. A plural such as ``max_tokens`` is not if its value is a number."""
+    """Return True if a name is that of a secret; a plural such as ``max_tokens`` is not, if its value is a number."""
     match _secret_name(name):
         case "many":
             return not re.fullmatch(_PLAIN, value)
@@ -122,7 +121,7 @@ def _is_secret_name(name: str, value: str) -> bool:
 
 
 def _is_secret(name: str, value: str, mark: str) -> bool:
-    """Return whether a value in a log is a secret by its name; counts of tokens and words after ``key:`` are not."""
+    """Return True if a value in a log is a secret by its name; numbers of tokens and words after ``key:`` are not."""
     if _secret_name(name) is None or value.casefold() in _NO_VALUES:
         return False
     if name.casefold() in _WORDS:
@@ -132,7 +131,7 @@ def _is_secret(name: str, value: str, mark: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _secret_name(name: str) -> Literal["one", "many"] | None:
-    """Return how many secrets a name denotes; None for none. Cached, because log lines repeat the same names."""
+    """Return whether a name denotes one or many secrets; None if it denotes no secret. Log lines repeat names."""
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return "one"

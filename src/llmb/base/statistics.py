@@ -30,7 +30,7 @@ def student_t(freedom: float, probability: float = 0.975) -> float:
 def half_width(deviations: Floats) -> float:
     """Return half the width of the 95 % confidence interval of the mean of at least 2 steps (EWC, Lazarus et al. 2018).
 
-    ``deviations`` are the differences of the steps from their mean, in step order.
+    ``deviations`` are the differences of the steps' values from their mean, in step order.
     """
     blocks, size = block_means(deviations)
     waves = cosines(len(blocks))
@@ -40,7 +40,7 @@ def half_width(deviations: Floats) -> float:
 
 
 def block_means(values: Series) -> tuple[Floats, int]:
-    """Return ``values`` as means of complete blocks, and the size of a block: 1 for up to ``MOST_BLOCKS`` values."""
+    """Return the means of consecutive complete blocks, and the block size: 1 for up to ``MOST_BLOCKS`` values."""
     size = -(-len(values) // MOST_BLOCKS)
     whole = np.asarray(values, float)[: len(values) // size * size]
     return whole.reshape(-1, size).mean(axis=1), size
@@ -48,8 +48,8 @@ def block_means(values: Series) -> tuple[Floats, int]:
 
 @lru_cache(maxsize=16)
 def cosines(count: int, more: int = 0) -> Floats:
-    """Return the cosines of the lowest frequencies over ``count`` steps, one per row, and ``more`` further ones. Each
-    row has norm 1 and sum 0."""
+    """Return the cosines of the lowest frequencies over ``count`` steps, one per row, with norm 1 and sum 0; ``more``
+    adds rows."""
     terms = max(min(2, count // 4), round(count ** (2 / 3) / 3)) + more
     angles = np.pi / count * np.outer(np.arange(1, terms + 1), np.arange(count) + 0.5)
     waves: Floats = np.sqrt(2 / count) * np.cos(angles)
@@ -93,7 +93,7 @@ def level_and_spread(values: Series) -> tuple[float, float, float]:
 
 
 def despike(values: Series) -> Floats:
-    """Return ``values`` (at least 4) with outliers replaced by the median of their neighbors (Hampel filter)."""
+    """Return ``values`` (at least 4) with outliers replaced by the running median of 7 (Hampel filter)."""
     array, half = np.asarray(values, float), SPIKE_NEIGHBORS
     padded = np.concatenate((array[half:0:-1], array, array[-2 : -half - 2 : -1]))
     windows = sliding_window_view(padded, 2 * half + 1)
@@ -113,8 +113,8 @@ FEWEST_FOR_AUTOCORRELATION = 20
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of a series. Spread and interval are None for a single value. For a series of means of several steps
-    the spread is None, and median and extremes are those of the means."""
+    """Statistics of a series; ``std``, ``cv`` and ``ci95`` are None for a single value. If the values are means of
+    several steps, ``std`` and ``cv`` are None, and ``median``, ``min`` and ``max`` are those of the means."""
 
     count: int
     """Number of steps."""
@@ -129,7 +129,7 @@ class Statistics:
     min: float
     max: float
     effective_count: float | None = None
-    """Number of independent steps with the same uncertainty; None for fewer than 20 steps, and in older records."""
+    """Number of independent steps with the same uncertainty; None for fewer than 20 steps, means, and older records."""
 
 
 def describe(values: Sequence[float]) -> Statistics:
@@ -173,7 +173,7 @@ def describe_means(values: Sequence[float], steps: Sequence[int], error: float =
 
 
 def are_between(low: float, values: Sequence[float], high: float) -> bool:
-    """Return whether all values are strictly between ``low`` and ``high``; nan is not."""
+    """Return whether all values are strictly between ``low`` and ``high``; NaN is not."""
     array = np.asarray(values, float)
     return bool(((low < array) & (array < high)).all())
 

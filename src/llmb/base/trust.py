@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides by owner which files are trusted: settings and states that are acted on, and links in shared folders.
+"""Decides by owner which files to trust: settings and states that llmb acts on, and links in shared folders.
 
-The content of such a file may be executed, written into a batch script or deleted. So it must belong to this user, to
+Such a file may be executed, copied into a batch script, or list what is deleted. So it must belong to this user, to
 the system's administrator or, below a root of installation, to the root's owner. A root is either named explicitly, or
 found at or above the working folder, and must then not belong to another user. Git does the same for repositories
 (``safe.directory``). Results of other users may be read.
@@ -21,18 +21,18 @@ STATE_FOLDER = ".llmb"
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's own files, which need not exist; None for a process without a home."""
+    """Return the folder of the user's own files, which need not exist; None if the environment sets no home folder."""
     base = environ.get("XDG_CONFIG_HOME", "").strip() or (environ.get("HOME") and f"{environ['HOME']}/.config")
     return Path(base) / "llmb" if base else None
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
-    """Raise UsageError if another user owns ``path``, or the link at it. The owner of ``root`` is trusted."""
+    """Raise UsageError if ``path``, or the link there, belongs to another user. The owner of ``root`` is trusted."""
     trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):
             what = f"this belongs to another user, {_name(owner)}; llmb would act on it as {_name(os.geteuid())}"
-            raise UsageError(what, where=str(path), do=do or "check its content, and use your own copy")
+            raise UsageError(what, where=str(path), do=do or "check its content, then use a copy of your own")
 
 
 def foreign_link(path: Path) -> Path | None:
@@ -52,7 +52,7 @@ def foreign_link(path: Path) -> Path | None:
 def check_links(path: Path) -> None:
     """Raise UsageError if the way to ``path`` leads through another user's link."""
     if link := foreign_link(path):
-        do = "ask its owner to replace it with a folder, or the owner of the root to create the link"
+        do = "ask the link's owner to replace it with a folder, or the root's owner to create the link"
         raise UsageError("this is another user's link, which is not followed", where=str(link), do=do)
 
 

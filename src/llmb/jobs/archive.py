@@ -352,14 +352,14 @@ def default_ending() -> str:
 def check_library(path: Path) -> None:
     """Raise EnvironmentProblem if an archive with this name needs zstandard and it is not installed."""
     if path.name.endswith(ZSTD) and find_spec("zstandard") is None:
-        do = f"{pip_install('export')}, or use a name that ends in {GZIP}"
+        do = f"{pip_install('export')}, or create the archive with a name that ends in {GZIP}"
         raise EnvironmentProblem(f"archives that end in {ZSTD} need zstandard, which is not installed", do=do)
 
 
 def unpack_archive(path: Path, into: Path) -> Manifest:
     """Unpack an archive into the empty folder ``into``, check each file against the manifest, and return the manifest.
 
-    Raises UsageError if it is not a complete archive of ended runs; the content of ``into`` must then not be used.
+    Raises UsageError if ``path`` is not a complete archive of ended runs; ``into`` must then not be used.
     Raises EnvironmentProblem if zstandard is needed but missing, OSError if a file cannot be written.
     """
     with open_file(path, do="pass a file written by 'llmb archive'") as file, _refusing(path):

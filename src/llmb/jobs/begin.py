@@ -18,7 +18,7 @@ from llmb.runs.record import BegunJob, RunRecord, begin_attempt, now, read_recor
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Record that the run starts, or restarts, with its job and its nodes.
 
-    Raises UsageError if another job has this run. If the run has no restart left, records that it failed, and raises
+    Raises UsageError if another job started this run. If no restart is left, records that the run failed, and raises
     InfrastructureError.
     """
     spec = read_spec(folder)
@@ -37,7 +37,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
 
 
 def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
-    """Raise UsageError if another job started the run, unless the run was submitted again since.
+    """Raise UsageError if another job started the run and the run has not been submitted again since.
 
     A requeued job keeps its id; submitting the run in a new job sets its status back to queued.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Concludes runs whose jobs ended without writing a result: killed, lost with their node, or never begun.
 
-Clients do this before they show such a run, with the same function that jobs call.
+Clients do this before they show such a run, with the function that jobs call at their end.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
-    """Conclude the runs in ``folders`` that ended without a result; return True if there was one."""
+    """Conclude the runs in ``folders`` that ended without a result; return True if a run was concluded."""
     installs: dict[Path, list[str]] = {}
     for folder in folders:
         install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
@@ -40,7 +40,7 @@ def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
 
 
 def lacks_result(folder: RunFolder) -> bool:
-    """Return whether the run has no result, or one that its job wrote on a signal, which may be a cancellation."""
+    """Return whether a run has no result, or failed on a signal to its job, which may have been a cancellation."""
     try:
         record, end = read_record(folder), read_job_end(folder)
     except (OSError, ValueError):
@@ -108,7 +108,7 @@ def _begun_as(record: RunRecord, job: Job) -> RunRecord:
 
 
 def _with_result(job: Job, record: RunRecord) -> Job:
-    """Return ``job`` with its run's results, and with their status and reason if they differ from the scheduler's."""
+    """Return ``job`` with its run's results, and the run's status and reason if they differ from the scheduler's."""
     reason = (job.reason or "").partition(NOT_CONCLUDED)[0].removesuffix("; ") or None
     if record.status not in (job.status, "queued", "running") or (job.state == FAILED and record.status == "failed"):
         assert record.result, "it was concluded"

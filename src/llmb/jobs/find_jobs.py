@@ -22,19 +22,19 @@ SHOWN_BY = {"preparation": "'llmb prepare verify'", "benchmark": "'llmb bench li
 LATEST = "latest"
 GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600
-"""A run from further in the future was made with a wrong clock, and is not the latest."""
+"""A run that begins more than this number of seconds in the future has a wrong time, and is not the latest."""
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """Find the job that each text names, without duplicates; raise UsageError as ``find_job`` does."""
+    """Find the jobs that ``texts`` name, without duplicates; raise UsageError as ``find_job`` does."""
     jobs = (find_job(store, text) for text in texts)
     return list({job.key: job for job in jobs}.values())
 
 
 def find_job(store: Store, text: str) -> Job:
-    """Find a job by its id or by the beginning of its run's folder name or short id, or the newest run for ``latest``.
+    """Find a job by its id or by the beginning of its folder name or short id, or the newest run for ``latest``.
 
-    If a run was submitted several times, return its latest job. Raises UsageError if none or several match.
+    If a run was submitted several times, return its latest job. Raises UsageError if no job or several jobs match.
     """
     if text == LATEST:
         by_now = Filter(runs_only=True, limit=1, until_s=time.time() + CLOCKS_DIFFER_S)
@@ -58,7 +58,7 @@ def find_run(store: Store, text: str) -> Job:
     """Find a job as ``find_job`` does; raise UsageError if it is not a run."""
     job = find_job(store, text)
     if job.kind != "run":
-        do = f"run 'llmb jobs show {job.job_id}' to see the job, {SHOWN_BY[job.kind]} to see its result"
+        do = f"run 'llmb jobs show {job.job_id}' to see the job, or {SHOWN_BY[job.kind]} to see its result"
         raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), not a run", where=job.run_dir, do=do)
     return job
 
@@ -143,7 +143,7 @@ Recipe = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """Statistics of the jobs that used one node."""
+    """Statistics of the jobs of runs that used one node."""
 
     node: str
     runs: int

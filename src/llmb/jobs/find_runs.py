@@ -43,7 +43,7 @@ from llmb.verdict.match_runs import Earlier
 
 NEAR = 5
 MOST_NEAR = 10
-"""The maximum number of repeats to use before a run, and after it; older ones had other software."""
+"""The maximum number of repeats from before a run, and of those from after it, with which the run is compared."""
 MOST_RECORDS = 256
 """The maximum number of records to cache for the next run."""
 MANY = 500
@@ -72,8 +72,8 @@ def find_runs(selector: str, install: Path, say: Say) -> RunSet:
 
 def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """Find run folders by an id, a label or a campaign, by ``latest`` for the newest successful run, or by the path of
-    a run folder, of a folder with only one run, or of an archive. Raises UsageError if there is none, except that an
-    existing folder is returned unchecked.
+    a run folder, of a folder with only one run, or of an archive. Any other existing folder is returned unchecked.
+    Raises UsageError if there is no run, or ``text`` is ambiguous.
     """
     path = parse_path(text).absolute()
     check_reachable(path)
@@ -119,7 +119,7 @@ def _latest(install: Path, say: Say) -> RecordedRun:
         what, do = "no run has ended successfully yet", f"pass a run's id; the newest are: {'; '.join(newer[:NEAR])}"
         raise UsageError(what, where=str(install), do=do)
     if folders:
-        raise UsageError("all runs here are imported", where=str(install), do="pass the id of one; see 'llmb runs'")
+        raise UsageError("all runs here are imported", where=str(install), do="pass the id of a run; see 'llmb runs'")
     raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
 
 
@@ -190,13 +190,14 @@ def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> R
 
 
 def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[RunSet, RunSet | None]:
-    """Find the runs of one or two selectors, which may match the same runs."""
+    """Find the runs of one or two selectors; a run may be on both sides, but only once on each."""
     first, *others = once_in(*(_find(selector, install, say) for selector in (before, after) if selector is not None))
     return first, others[0] if others else None
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """Return the runs measured in the window ``rule``, unchanged for None; raise UsageError for a run without steps."""
+    """Return the runs measured in the window ``rule``, or unchanged if it is None; raise UsageError for runs of a
+    comparison of engines."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -351,7 +352,7 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
-    """Return the runs, and mark those as invalid that are impossibly fast for their GPU."""
+    """Mark runs as invalid that are impossibly fast for their GPU."""
     if not needs_catalogue(logs):
         return logs
     catalogue = Catalogue()

@@ -57,7 +57,7 @@ def follow_log(
 ) -> Job:
     """Write the log of ``job`` as it grows, until the job has ended; return the ended job.
 
-    ``ask`` updates the job every few seconds; ``look`` is called with it in each iteration.
+    ``ask`` updates the job every few seconds; ``look`` is called with the job in each iteration.
     """
     reader: _Follower | None = None
     queried_s = -math.inf
@@ -99,7 +99,7 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 
 
 def asker(store: Store, install: Path, say: Say) -> Ask:
-    """Return a function that updates a job and returns it, or its last retry.
+    """Return a function that updates a job, and returns the job or its last retry.
 
     If the scheduler does not respond, the status comes from the run's record.
     """
@@ -137,7 +137,7 @@ def job_of_folder(folder: RunFolder) -> Job:
 
 
 def current(store: Store, install: Path, job: Job, say: Say) -> Job:
-    """Update ``job``, and conclude its run if it has ended; with a read-only history, return only its final status.
+    """Update ``job``, and conclude its run if it has ended; with a read-only history, update only the returned status.
 
     Raises InfrastructureError if the scheduler does not answer, EnvironmentProblem if it is not installed here.
     """

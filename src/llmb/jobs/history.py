@@ -28,7 +28,7 @@ _PARTS = ("", "-wal", "-shm", "-journal")
 
 
 def run_folders_below(install: Path) -> set[Path]:
-    """Return the folders of all runs made, submitted or imported below ``install``, without hidden ones."""
+    """Return the folders of all runs made, submitted or imported below ``install``, except hidden ones."""
     return {path.parent for path in _shown(install, f"{RUNS}/{RUN_RECORD}")}
 
 
@@ -40,7 +40,7 @@ def _shown(install: Path, pattern: str) -> list[Path]:
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
-    """Yield all jobs that the folders of runs and tasks contain, in the state in which they were queued."""
+    """Yield the jobs recorded in the folders of runs and tasks, as pending; skip folders that cannot be read."""
     yield from _jobs(install, RUNS, lambda folder: row_of_record(read_record(folder)))
     for pattern in TASKS:
         yield from _jobs(install, pattern, lambda folder: read_task(folder).row())
@@ -108,8 +108,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads, even if it cannot be written, such as on a full disk. In another
-    user's install root, no file is created, and changes are rejected.
+    """Open the history for a command that only reads. Reject changes if the history cannot be written, as on a full
+    disk, or does not exist and the install root is another user's.
     """
     path = database_path(install)
     try:

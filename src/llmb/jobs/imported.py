@@ -89,7 +89,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
 
 
 def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
-    """Return the run folders by run id; add runs to the history that a killed import left out of it."""
+    """Return the run folders by run id; add imported runs that the history lacks, because the import was killed."""
     listed = {Path(job.run_dir): job.run_id for job in store.jobs(Filter(runs_only=True))}
     there = {run_id: path for path, run_id in listed.items() if RunFolder(path).record.exists()}
     for path in run_folders_below(install) - listed.keys():
@@ -106,7 +106,7 @@ def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
 def _unpack(path: Path, into: Path) -> Manifest:
     """Unpack the runs, and write a job and the origin of each.
 
-    The job is a local one, so that no scheduler here is queried about another cluster's job, or retries it.
+    The jobs are local, so that no scheduler here is queried about another cluster's job, or retries it.
     """
     manifest = unpack_archive(path, into)
     with path.open("rb") as file:
@@ -163,7 +163,7 @@ def read_origin(folder: RunFolder) -> ImportOrigin | None:
 
 
 def unpacked(path: Path) -> Path:
-    """Unpack an archive into a folder that is deleted when the process ends; raise UsageError if it is not accepted."""
+    """Unpack an archive into a folder that exists until the process ends; raise UsageError for an invalid archive."""
     status = path.stat()
     return _unpacked(path, status.st_mtime_ns, status.st_size)
 

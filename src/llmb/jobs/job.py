@@ -18,9 +18,9 @@ LIVE: tuple[Status, ...] = ("queued", "running")
 SUBMITTING = "SUBMITTING"
 """Recorded before the job is submitted; the job may or may not have reached the scheduler."""
 NOT_SUBMITTED = "NOT_SUBMITTED"
-"""The scheduler never received it."""
+"""The scheduler never received the job."""
 LOST = "LOST"
-"""The scheduler no longer knows it, and it was ended from outside or did not record its end."""
+"""The scheduler no longer knows the job, which was ended from outside or did not record its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +57,11 @@ class Job:
     checked_s: float | None = None
     """The time at which the scheduler was last queried about this job."""
     retries: int = 0
-    """The number of times that it may be restarted or resubmitted after infrastructure failures."""
+    """The number of times that the job may be restarted or resubmitted after infrastructure failures."""
     retry_of: str | None = None
     """The key of the job that this one retries."""
     fault: str | None = None
-    """The cause of its failure, if known: a name from faults.yaml, or of an end such as ``node_fail``."""
+    """The cause of the job's failure, if known: a name from faults.yaml, or a phase such as ``node_fail``."""
     bad_nodes: str | None = None
     """Nodes at fault, separated by commas."""
     step_time_s: float | None = None
@@ -80,9 +80,9 @@ class Job:
     identity: str | None = None
     """A key that is equal for repeats; None for jobs that are not runs."""
     verdict: str | None = None
-    """The verdict of its result; None without one."""
+    """The verdict on the run; None if there is none."""
     origin: str | None = None
-    """The source of its weights and data; None for jobs that are not runs."""
+    """The source of the run's weights and data; None for jobs that are not runs."""
 
     @property
     def folder(self) -> RunFolder:

@@ -23,7 +23,8 @@ from llmb.verdict.judgement import Tolerance, judge_against_figure, stated_condi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """The reference to judge against: at most one of ``runs`` and ``expectations``, else the published figure."""
+    """The reference to judge against: ``runs`` or ``expectations``. If both are None, it is the published figure or, if
+    there is none, earlier runs of the recipe or a prediction."""
 
     runs: str | None = None
     """A selector for ``find_runs``."""
@@ -31,7 +32,7 @@ class Against:
     tolerance: Tolerance | None = None
     """None for the default."""
     logs: Mapping[str, Value] = field(default_factory=dict)
-    """Facts that logs do not report, by the key of the configuration."""
+    """Facts that logs do not report, by configuration key."""
     window: str | None = None
     """The window rule with which the runs were read; reference runs use it too."""
 
@@ -73,7 +74,7 @@ def _judge_runs(
 
 
 def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
-    """Judge a run without any other reference against its predicted step time, which the verdict names as source."""
+    """Judge a run that has no other reference against its predicted step time."""
     run = judged.runs[0]
     if run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
         return judged

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on this machine: plans and makes single runs, and interleaves repeats of several recipes."""
+"""Plans and makes runs on this machine, and interleaves repeats of several recipes."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ LAST_LINES = 12
 CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 """Environment variables that are set to the image's name inside a container."""
 DETECTED = "detected"
-NOT_SAVED = "no checkpoint was saved to continue from"
+NOT_SAVED = "there is no checkpoint from which it could continue"
 Say = Callable[[str], None]
 
 
@@ -61,7 +61,7 @@ class LocalRun:
 
     plan: EnginePlan
     unprofiled: Plan
-    """The plan before a profiler was chosen."""
+    """The plan without a profiler, which ``plan`` may have."""
     machine: Machine
     install: Path
     environ: Mapping[str, str]
@@ -85,7 +85,7 @@ class LocalRun:
         """Raise NotPrepared if preparations are missing, EnvironmentProblem if this machine cannot make the run."""
         if self.missing:
             raise self.missing
-        if not started_rank(self.environ):  # else they may be on several machines
+        if not started_rank(self.environ):  # else the ranks may be on several machines
             check_machine(self.plan, self.machine)
         check_here(self.unprofiled)
         find_program(self.program).check_here()
@@ -95,7 +95,7 @@ class LocalRun:
     def beside(self) -> Iterator[str]:
         """Yield warnings about other work on this machine: other runs of llmb, and processes on its GPUs.
 
-        Yield none if another launcher started the ranks, because they cannot yet be distinguished from others.
+        If another launcher started the ranks, there are no warnings: its ranks could be mistaken for other work.
         """
         if started_rank(self.environ):
             return
@@ -108,7 +108,7 @@ class LocalRun:
             yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
-        """Make the run, write its record and return it, whether it succeeded or failed.
+        """Make the run, write its record, and return the ended run even if it failed.
 
         Raises UserInterrupt after recording an interrupted run, EnvironmentProblem if files cannot be written.
         """
@@ -132,7 +132,7 @@ class LocalRun:
         if end.cause:
             saved = newest_checkpoint(folder, self.plan)
             again = f"add '--load-checkpoint {saved.path}' to continue" if saved else NOT_SAVED
-            do = f"run 'llmb jobs log {record.id}' for its log; {again}"
+            do = f"run 'llmb jobs log {record.id}' to see its log; {again}"
             raise UserInterrupt(f"run {record.id} was {result.reason}", do=do)
         return EndedRun(folder, record, result)
 
@@ -217,10 +217,10 @@ def plan_here(
 
 
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
-    """Resolve ``request``; unless it specifies them, use the machine's GPU type and its number of GPUs or, if another
-    launcher started ranks, their number; without GPUs, use at most two processes on the CPU.
+    """Resolve ``request``, by default for the machine's type and number of GPUs; raise UsageError if it is invalid.
 
-    The recipe records detected values. If the GPU is not of the recipe's type, its peak and thus the MFU are unknown.
+    Without GPUs, the default is at most two processes on the CPU. If another launcher started ranks, their number is
+    used. If the machine's GPU is not of the recipe's type, its peak and thus the MFU are unknown.
     """
     here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
     gpu_type = request.gpu_type
@@ -261,27 +261,27 @@ def raise_unless_successful(run: EndedRun) -> None:
 
 
 class Turn(NamedTuple):
-    """One run of a series: ``recipe`` counts from 0, ``repeat`` from 1."""
+    """One run of a series: ``recipe`` is an index from 0, ``repeat`` a number from 1."""
 
     recipe: int
     repeat: int
 
 
 def interleaved(repeats: Sequence[int]) -> Iterator[Turn]:
-    """Yield each recipe once per round, with every second round reversed (A B B A ...), so that drift, such as of the
-    temperature, affects the mean of each recipe equally. ``repeats`` are the number of repeats of each recipe."""
+    """Yield turns in rounds of all recipes, every second round reversed (A B B A ...), so that drift, such as of the
+    temperature, affects the means of all recipes equally. ``repeats`` contains each recipe's number of repeats."""
     for repeat in range(1, max(repeats, default=0) + 1):
         order = range(len(repeats)) if repeat % 2 else reversed(range(len(repeats)))
         yield from (Turn(recipe, repeat) for recipe in order if repeat <= repeats[recipe])
 
 
 def remaining(turns: Iterator[Turn], finished: Mapping[int, int]) -> list[Turn]:
-    """Return the turns that remain after the first ``finished`` repeats of each recipe, by its index."""
+    """Return the turns that remain; ``finished`` maps the index of a recipe to its number of finished repeats."""
     return [turn for turn in turns if turn.repeat > finished.get(turn.recipe, 0)]
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
-    """Return the successful repeats of ``local`` with its label, oldest first; none without a label.
+    """Return the successful repeats of ``local`` with its label, oldest first; an empty list if it has no label.
 
     Runs whose client was killed after their last step are concluded first.
     """
@@ -300,7 +300,7 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
 def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
     """Return a lock for a series of runs, so that clients of an install root do not disturb each other's measurements.
 
-    Clients wait for it without limit, with a message. Raises EnvironmentProblem if the file system has no locks.
+    Clients report that they wait, and wait without limit. Raises EnvironmentProblem if the file system has no locks.
     """
     waiting = "another command is running a series here; waiting for it to end"
     return file_lock(install / STATE_FOLDER / "runs.lock", inf, "making several runs", lambda: say(waiting))
@@ -314,5 +314,5 @@ def _ended(folder: RunFolder) -> EndedRun | None:
 
 
 def _measured(plan: Plan) -> tuple[int, ...]:
-    """Return the steps, seed and window, which repeats of an identity must share."""
+    """Return the steps, seed and window, which must be equal for repeats; the identity does not include them."""
     return plan.first_step, plan.steps, plan.seed, plan.window.first, plan.window.last

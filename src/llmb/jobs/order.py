@@ -53,7 +53,7 @@ def on_site(
 ) -> JobSpec:
     """Add the cluster's settings, the user's options and the scheduler's flags to ``spec``.
 
-    A ``measured`` job also gets the network's variables, the GPU boost and CPU bindings, which affect its speed. The
+    A ``measured`` job also uses the network's variables, the GPU boost and CPU bindings, which affect its speed. The
     job's ``own`` variables take precedence over all others. Raises UsageError if the job is not possible.
     """
     config = site.config
@@ -90,10 +90,10 @@ def on_site(
 def boost(
     options: JobOptions, config: ClusterConfig, placement: Placement, of_recipe: int | None = None
 ) -> Boost | None:
-    """Return the boost, if any. The cluster's setting applies only to full nodes, whose GPUs no other job shares.
+    """Return the GPU boost, if any. The cluster's setting applies only to full nodes, whose GPUs no other job shares.
 
-    The recipe's boost is not required to succeed, as in the published jobs. Raises UsageError if an option requests a
-    boost on part of a node.
+    As in the published jobs, the recipe's boost need not succeed. Raises UsageError if an option requests a boost on
+    part of a node.
     """
     if options.vboost and not placement.whole_nodes:
         do = "omit --vboost, or request all GPUs of the node"
@@ -119,7 +119,7 @@ def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) ->
 
 
 def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> ContainerSettings:
-    """Add mounts for the folders that a job needs; raise UsageError if a folder's name cannot be mounted."""
+    """Add mounts for the folders that a job needs; raise UsageError if a path contains a comma or a colon."""
     if container.runtime == "none":
         return container
     names = list(folders)
@@ -143,7 +143,7 @@ class Prepared:
     row: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the job's row in the history."""
     again: bool = False
-    """True if it was submitted before."""
+    """True if the job was submitted before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class JobOrder(ABC):
 
     @abstractmethod
     def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
-        """Write the files that only this kind of job has; return the fields of its row in the history."""
+        """Write the files that only this kind of job has; return the fields of the job's row in the history."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -182,7 +182,7 @@ class JobOrder(ABC):
         return self.scheduler.script(self.sample(), self.sample_folder())
 
     def write(self, folder: RunFolder) -> Prepared:
-        """Write all files of the job. Raises UsageError if it is not possible, EnvironmentProblem if writing fails."""
+        """Write the job's files; raise UsageError if the job is not possible, EnvironmentProblem if writing fails."""
         spec = self.spec(folder)
         script = self.scheduler.script(spec, folder)
         with writing(folder.path):
@@ -323,7 +323,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, or that of the requested nodes; raise UsageError if they differ or it is unknown."""
+    """Return the scale that the request or ``options.nodes`` specifies, if any; raise UsageError if the two differ."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))
@@ -338,7 +338,7 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
 
 
 def prepare(order: Order) -> Prepared:
-    """Write the job's run folder; raise UsageError or EnvironmentProblem if it is not possible or writing fails."""
+    """Write the run folder; raise UsageError if the job is not possible, EnvironmentProblem if writing fails."""
     plan, (parent, experiment) = order.plan, order.place()
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else parent)
     folder = create_run_folder(order.site.install, plan, experiment)
@@ -358,9 +358,9 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
 
 @contextmanager
 def removed_if_refused(folder: RunFolder, plan: Plan | None = None) -> Iterator[None]:
-    """Remove the folders of a rejected job and its checkpoints if UsageError or EnvironmentProblem is raised.
+    """Remove the folders of a job and its checkpoints if it is rejected with UsageError or EnvironmentProblem.
 
-    They are kept if the scheduler does not answer, because the job may have been queued.
+    The folders remain if the scheduler does not answer, because the job may have been queued.
     """
     try:
         yield

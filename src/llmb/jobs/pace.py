@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows a run that has not ended: its steps so far, their pace, the remaining time, and the expected pace."""
+"""Follows a run: its steps so far, their pace, the remaining time, and the expected pace."""
 
 import math
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from llmb.verdict.judgement import default_tolerance
 State = Literal["queued", "starting", "running", "ended"]
 Standing = Literal["too early", "as expected", "slower", "faster"]
 PACE_STEPS = 20
-"""The pace is measured over this number of last steps, so that changes show soon."""
+"""The number of last steps over which the pace is measured; it is small, so that changes show soon."""
 FEWEST_STEPS = 10
 """With fewer steps, the pace is not compared with the expectation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Step times of an attempt's last steps, without profiled steps and, if there are others, without the first one,
-    which includes warm-up."""
+    """Step times of an attempt's last steps, except profiled ones. The attempt's first step, which includes warm-up,
+    counts only if there is no other."""
 
     first_step: int
     last_step: int
@@ -92,7 +92,7 @@ def compare_with(expected: Expected, pace: Pace | None) -> PaceComparison:
 
 
 def expectation(plan: Plan, given_s: float | None) -> Expected | None:
-    """Return the step time ``given_s``, or else the published one, with the tolerance of a verdict; None if neither."""
+    """Return the step time ``given_s``, else the published one, with a verdict's tolerance; None if neither exists."""
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
     figure = plan.recipe.figure
@@ -103,7 +103,7 @@ def expectation(plan: Plan, given_s: float | None) -> Expected | None:
 
 
 class WatchedRun:
-    """Follows a run, keeping its steps between updates; raises OSError or ValueError if its record cannot be read."""
+    """Follows a run, keeping its steps between updates; raises OSError or ValueError if the record cannot be read."""
 
     def __init__(self, folder: RunFolder, expected_s: float | None) -> None:
         self.folder = folder
@@ -151,7 +151,7 @@ class WatchedRun:
         return "queued" if job.status == "queued" else "running" if self.steps else "starting"
 
     def _since_last_s(self, now_s: float) -> float | None:
-        """Return the seconds since the last step; None before the first step or if they cannot be read."""
+        """Return the seconds since the last step; None before the first step, or if its time cannot be read."""
         try:
             return max(0.0, now_s - self.folder.steps.stat().st_mtime) if self.steps else None
         except OSError:

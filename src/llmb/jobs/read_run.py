@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads runs from run folders, logs or comparisons of engines, in their own window or another.
+"""Reads runs from run folders, logs or comparisons of engines, and measures them in their own window or another.
 
-The figures of a run with a readable record are computed from its steps. Its log is used only to show how far a run
-without figures came, and to check the record.
+The figures of a run with a readable record are computed from its steps. Its log is used only to check the record and,
+if the run has no figures, to show how far it came.
 """
 
 import re
@@ -53,7 +53,7 @@ from llmb.verdict.copies import digest_of
 NO_RUN = ("not_training_log", "unreadable")
 FIGURES = ("mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
 FIRST_STEPS = 16
-"""Number of first steps with times that identify a run."""
+"""Number of first steps whose times identify a run."""
 _AROUND_EXPERIMENT = re.compile(
     r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:[_-]?\d+)*\.(?:out|log)(?:\.gz)?$"
 )
@@ -145,7 +145,7 @@ def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
 
 
 def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
-    """Return the run with the statistics that it would have if its plan had the window ``rule``."""
+    """Return a successful run as if its plan had the window ``rule``; return any other or pretended run unchanged."""
     record, folder = run.record, RunFolder(run.path)
     assert record, "it has a folder"
     if run.status != "success" or record.plan.recipe.pretended_rank is not None:
@@ -183,7 +183,7 @@ def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Ste
 def _measured(
     run: AnalyzedRun, window: Window | None, steps: Sequence[Step], times: Statistics | Missing, flaw: str | None = None
 ) -> AnalyzedRun:
-    """Add statistics to the run, and the times of ``steps`` if known; mark it invalid if it is impossibly fast."""
+    """Add statistics and the times of ``steps`` to the run; mark the run invalid if it is impossibly fast."""
     assert run.record, "it has a folder"
     plan, stats = run.record.plan, times or None
     figures = figures_of(plan, stats.mean, measured_packing(plan, steps)) if stats else {}
@@ -210,7 +210,7 @@ def parsed_run(path: Path, rule: str) -> AnalyzedRun:
 
 
 def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
-    """Return the run of a parsed log; from the log alone if it is not in a run folder or other files are damaged."""
+    """Return the run of a parsed log; use only the log if it is not in a run folder, or the record cannot be read."""
     parts = file.path.absolute().parts
     folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None
     if not folder or not folder.record.is_file():
@@ -246,7 +246,7 @@ def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> Analyze
 
 
 def _in_planned_window(file: ParsedFile, record: RunRecord, rule: str) -> LogOutcome:
-    """Return the log's outcome in the planned window, which is only in the record, unless another is requested."""
+    """Return the log's outcome in the window that the record contains, unless ``rule`` requests another."""
     read, window = file.outcome.window, record.window
     if rule != DEFAULT_RULE or read is None or read == window:
         return file.outcome
@@ -338,7 +338,7 @@ def _written_s(path: Path) -> float | None:
 
 
 def _anomalies(outcome: LogOutcome) -> Anomalies | None:
-    """Find anomalies in the step times of the window; return None unless the log has all of its steps."""
+    """Find anomalies in the step times of the window; return None unless the log has every step of the window."""
     times, window = outcome.step_times_s, outcome.window
     return find_anomalies(times, window.first) if window and len(times) == window.size else None
 
@@ -353,12 +353,12 @@ def _network(path: Path) -> Network | None:
 
 
 def logged_runs(root: Path, recorded: set[Path]) -> RunSet:
-    """Return the run of a log, or those of all logs below a folder except in the run folders ``recorded``."""
+    """Return the run of a log, or the runs of all logs below a folder, except logs in the run folders ``recorded``."""
     logs = _logs_outside(root, recorded)
     files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
     runs = tuple(logged_run(file) for file in files if file.outcome.status not in NO_RUN)
     unread = [ExcludedRun(str(file.path), file.outcome.reason) for file in files if file.outcome.status in NO_RUN]
-    other = [ExcludedRun(counted(logs.unread, "*.log file"), "specify each by name")] if logs.unread else []
+    other = [ExcludedRun(counted(logs.unread, "*.log file"), "pass each by name")] if logs.unread else []
     return RunSet(str(root), runs, (*unread, *other))
 
 
@@ -376,13 +376,13 @@ def _logs_outside(root: Path, recorded: set[Path]) -> LogFiles:
 LAYOUT = ("mbs", "gbs", "seq_len", "layers")
 SAME = ("workload", "size", "dtype", "gpu_type", "vocab_size", "experts")
 LLMB = "llmb"
-"""The name of llmb's engine in the document, which has options for this engine only."""
+"""The name of llmb's engine in the document, which records options of this engine only."""
 
 
 class EngineCase(BaseModel):
     """The result of one engine, model, dtype, batch and round, with the fields that are compared.
 
-    ``variant`` describes unusual options of llmb; ``outdated``, why the result is not from the present code.
+    ``variant`` describes unusual options of llmb; ``outdated`` is the reason why the result is not from current code.
     """
 
     engine: str

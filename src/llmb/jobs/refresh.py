@@ -145,7 +145,7 @@ def look(job: Job, state: JobState, query_s: float) -> Job | None:
 
 
 def with_outcome(job: Job, phase: Phase) -> Job:
-    """Return the ended ``job`` with the figures of a success, or with the cause of a failure and the nodes at fault."""
+    """Return the ended ``job`` with its run's results if it succeeded, or the cause and nodes at fault if it failed."""
     figures = read_figures(job.run_dir) if job.kind == "run" else {}
     if job.status != "failed":
         return replace(job, **figures) if job.status == "success" else job
@@ -160,7 +160,7 @@ def with_outcome(job: Job, phase: Phase) -> Job:
 
 
 def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes in ``listed`` that are also in ``names``, where they may include a domain."""
+    """Return the nodes in ``listed`` that ``names`` contains, possibly with a domain."""
     return tuple(dict.fromkeys(host for name in names for host in (name, name.split(".")[0]) if host in listed))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects every setting that a job submitted here would get, with its source."""
+"""Collects every setting that a job submitted here would use, with its source."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ CATALOGUE: SourceKind = "catalogue"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting; ``place`` is the file and line, the variable, or the catalogue entry from which its value comes."""
+    """A setting; its value comes from ``place``: a file and line, a variable, a catalogue entry or a default."""
 
     key: str
     value: Value
@@ -97,7 +97,7 @@ def settings_in_effect(
 
 
 def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: Path) -> Iterator[Setting]:
-    """Yield each setting with the first of ``files`` that has it as its source, or else llmb's defaults."""
+    """Yield each setting; its source is the first of ``files`` that contains it, or else llmb's default."""
     for keys, value in leaves(config):
         file = next((file for file in files if has_keys(file.data, keys)), None)
         if file is None:
@@ -153,7 +153,7 @@ def _variables(
 
 
 def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> tuple[str, JobDefaults]:
-    """Return the size, by default the workload's first one for the GPU type, and its recipe's job settings."""
+    """Return the size, by default the workload's first size for the GPU type, and its recipe's job settings."""
     sizes = sizes_of(find_workload(catalogue, workload))
     chosen = size or next(name for name in sizes if is_tiny(name) == (gpu_type == CPU))
     recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))

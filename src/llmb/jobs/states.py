@@ -37,7 +37,7 @@ class FolderState:
     """True if the folder no longer exists."""
     run_reason: str | None = None
     run_of: tuple[str, int] | None = None
-    """Id and number of restarts of the last job that started the run."""
+    """The id of the last job that started the run, and the number of its restarts."""
     steps: int = 0
     """The number of steps done."""
     planned: int | None = None
@@ -63,7 +63,7 @@ def job_states() -> frozenset[str]:
 def decide(job: Job, state: JobState, folder: FolderState, now_s: float) -> Job:
     """Return ``job`` updated with the scheduler's answer ``state`` at ``now_s``.
 
-    The result of a job that the scheduler no longer knows follows only from its folder.
+    If the scheduler no longer knows the job, its result follows from ``folder`` alone.
     """
     if state.phase == "unknown":
         return _forgotten(job, folder, now_s)
@@ -107,7 +107,6 @@ def _ended(job: Job, state: JobState, folder: FolderState) -> tuple[Status, str 
 
 
 def _completed(folder: FolderState) -> tuple[Status, str | None]:
-    """Return status and reason of the run of a completed job; only the run's record can make it a success."""
     if folder.run_status is None:
         return "invalid", f"the job completed, but the result of the run is unknown: {folder.unread}"
     if folder.run_status in ("failed", "cancelled"):
@@ -122,7 +121,7 @@ def _progress(folder: FolderState) -> str:
 
 
 def _forgotten(job: Job, folder: FolderState, now_s: float) -> Job:
-    """Conclude, from its folder, a job that the scheduler no longer knows; schedulers never forget live jobs."""
+    """Conclude a job from its folder; it has ended, because schedulers never forget live jobs."""
     end = folder.end_of(job, job.restarts)
     if end:
         state, status, reason = _marked(folder, end)
@@ -169,7 +168,7 @@ def _marked(folder: FolderState, end: JobEnd) -> tuple[str, Status, str | None]:
 Content = TypeVar("Content")
 MOST_LINES = 12
 MOST_LISTED_BYTES = 1 << 20
-"""Bytes of about 1,700 steps, which are read within 0.1 s; a list of runs must not take longer for each."""
+"""Size limit of a listed run's file of steps: about 1,700 steps, which are read within 0.1 s."""
 
 
 def read_folder(run_dir: str) -> FolderState:
@@ -218,7 +217,7 @@ def read_figures(run_dir: str) -> dict[str, Any]:
 
 
 def read_step_times(job: Job) -> list[float]:
-    """Return step times in seconds, in order; none if the run has too many to list, or they cannot be read."""
+    """Return step times in seconds, in order; an empty list if there are too many, or they cannot be read."""
 
     def times(folder: RunFolder) -> list[float]:
         if folder.steps.stat().st_size > MOST_LISTED_BYTES:
@@ -241,7 +240,7 @@ def read_run(job: Job) -> RunRecord | None:
 
 
 def read_last_lines(job: Job) -> list[str]:
-    """Return the last lines of a failed job's log, or else of its batch script's output; none for other jobs."""
+    """Return the last lines of a failed job's log, or else of its batch output; an empty list for other jobs."""
     folder = job.folder
     if job.status != "failed":
         return []

@@ -229,7 +229,7 @@ class Store:
             return jobs
 
     def next_try(self, key: str) -> Job | None:
-        """Return the job that retries the job with ``key``, or None."""
+        """Return the job that retries the job with ``key``; None if there is none."""
         return next(iter(self._select("WHERE retry_of = ? AND state != ?", key, NOT_SUBMITTED)), None)
 
     def by_key(self, key: str) -> Job | None:
@@ -324,7 +324,7 @@ def _column(item: "Field[Any]") -> str:
 
 
 def check_states(states: Sequence[str], store: Store) -> None:
-    """Raise UsageError if one of ``states`` is invalid as a state and as a status, and no job in the history has it."""
+    """Raise UsageError if one of ``states`` is neither a state nor a status, and no job in the history has it."""
     if not states:
         return
     valid = sorted({*job_states(), *get_args(Status)})
@@ -380,7 +380,7 @@ def _escaped(text: str) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raise NotWritable if ``path`` or its folder is read-only, because SQLite would open it and fail later."""
+    """Raise NotWritable if ``path`` or its folder cannot be written; SQLite would open the file and fail later."""
     for place in (path, path.parent):
         if place.exists() and not os.access(place, os.W_OK):
             cause = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES

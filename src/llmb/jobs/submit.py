@@ -97,7 +97,7 @@ def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, 
 
 
 def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
-    """Write ``handle`` and those of the jobs that it retries, from which the history can be rebuilt.
+    """Write ``handle``, with the handles of the run's earlier jobs, from which the history can be rebuilt.
 
     Raises EnvironmentProblem if the file cannot be written.
     """
@@ -158,7 +158,7 @@ def _unresolved(store: Store, scheduler: str) -> list[Job]:
 
 
 def _begun_as(job: Job, claimed: set[str]) -> str | None:
-    """Return the job id that the run's record contains; None if it has none, or one that another job has."""
+    """Return the job id in the run's record; None if the record has none, or the id of another job."""
     try:
         begun = read_record(job.folder).job
     except (OSError, ValueError):

@@ -22,7 +22,7 @@ PREPARATIONS = "preparations"
 BENCHMARKS = Path(STATE_FOLDER) / "bench_jobs"
 CHECKS = Path(STATE_FOLDER) / "health"
 FOLDERS = (f"{WORKLOADS}/*/{PREPARATIONS}/*/*", f"{BENCHMARKS}/*/*", f"{CHECKS}/*/.jobs/*/*")
-"""Patterns of the folders of these jobs, below the install root."""
+"""Patterns of the folders of such jobs, relative to the install root."""
 ERROR = "llmb: error: "
 """The beginning of a failed command's error message."""
 STARTER = "srun: "
@@ -38,7 +38,7 @@ class TaskRecord(Record):
     subject: str
     """``dataset`` or ``checkpoint``, ``collectives``, ``pairwise`` or ``gpus``, or the node that is checked."""
     workload: str = ""
-    """The workload, and below the size, for which a preparation is made."""
+    """The workload of a preparation, and below its model size; both are empty for other tasks."""
     size: str = ""
     gpus: bool
     gpu_type: str | None
@@ -66,10 +66,10 @@ class TaskOrder(JobOrder):
     work: tuple[Word, ...]
     finish: tuple[Word, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    """The contents of files that its program reads, by file name."""
+    """The contents of files that the job's program reads, by file name."""
     start: StartMode | Literal["once", "rounds"] = "once"
     node: str | None = None
-    """The node on which the job has to run; None for any."""
+    """The node on which the job has to run; None for any node."""
     cpus: int | None = None
     secrets: tuple[str, ...] = ()
     """Names of environment variables with secrets."""

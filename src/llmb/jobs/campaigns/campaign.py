@@ -40,7 +40,7 @@ class JobRequest(Record):
 
 
 class CampaignJob(Record):
-    """One job of a campaign. ``submitting`` is recorded before the scheduler gets the job, and can be out of date."""
+    """One job of a campaign. The state ``submitting`` is written before the submission, and may be out of date."""
 
     key: str
     """The key of the submission; no job is submitted twice under it."""

@@ -226,7 +226,7 @@ class Task(_Entry):  # an entry's options are its fields
     overrides: CampaignSettings = CampaignSettings()
 
     def selection(self) -> Iterator[Setting]:
-        """Yield the settings of selection, repeats and profile that are specified here."""
+        """Yield the specified settings for the selection, the repeats and the profile."""
         for name in ("sizes", *_ENTRY):
             if (values := getattr(self, name, None)) is not None:
                 yield (name,), name, values
@@ -312,7 +312,7 @@ class YamlReader:
 
 
 def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Place, Task | None]]:
-    """Yield each task with its position; for a recipe without tasks, yield None with that of the recipe."""
+    """Yield each task with its position; for a recipe without tasks, yield None with the recipe's position."""
     if not recipe.tasks:
         yield (name,), None
     yield from (((name, "tasks", number), task) for number, task in enumerate(recipe.tasks))

@@ -84,21 +84,21 @@ class Selection:
 
     @property
     def names_one(self) -> bool:
-        """Return True if a single recipe is named; a dtype or scale that is not specified is then its default."""
+        """Return True if a workload is named and no field selects several recipes; dtype and scale default then."""
         limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
 
     @property
     def names_recipes(self) -> bool:
-        """Return True if workloads, sizes and dtypes are all named, so that a missing recipe is an error."""
+        """Return True if the recipes are named, not only filtered, so that it is an error if one cannot run."""
         sized = bool(self.sizes) or all("_" in name.partition("_")[2] for name in self.workloads)
         return self.names_one or (bool(self.workloads) and sized and bool(self.dtypes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Recipes with their options, which are those of ``llmb submit`` by name; several values are swept."""
+    """Recipes, and values of the options of ``llmb submit`` by name; several values of an option are swept."""
 
     where: str
     """File and line, or the command line."""
@@ -112,7 +112,7 @@ class Entry:
     profile: Annotated[bool, Option(help="Profile every run.")] = False
     add_profile: Annotated[bool, Option(help="Add one profiled run of each recipe.")] = False
     repeatable: frozenset[str] = frozenset()
-    """Options that take several values at once and are therefore not swept."""
+    """Options that accept several values at once and are therefore not swept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class SelectedJob:
     named: bool = True
     """True if workload, size and dtype were named, so that it is an error if the job cannot run."""
     options: Mapping[str, Values] = field(default_factory=dict)
-    """One value per option, except for options that take several at once."""
+    """One value per option, except for options that accept several at once."""
     variables: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 1
     profiled: bool = False
@@ -160,7 +160,7 @@ class Keys:
     variables: Sequence[LaunchVariable] = ()
 
     def option(self, key: str, workload: str | None) -> Option:
-        """Return the option that ``key`` names, or that the variable ``key`` sets; raise UsageError if none."""
+        """Return the option that ``key`` names or that the variable ``key`` sets; raise UsageError for another key."""
         name = key.strip().lstrip("-").replace("-", "_").lower()
         if name in self.options:
             return self.options[name]
@@ -173,7 +173,7 @@ class Keys:
 
 
 def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:
-    """Return the keys of a job's ``options`` and of entries, which take precedence."""
+    """Return the keys for a job's ``options`` and for the options of entries, which take precedence."""
     listed = [option for option in options if option.name != WORKLOAD]
     by_key = {key: option for option in (*listed, *entry_options().values()) for key in option.keys}
     return Keys(by_key, variables)
@@ -209,7 +209,7 @@ class Draft:
             self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """Set a key from text; split it at commas if the key accepts several values."""
+        """Set a key from text, split at commas if the key accepts several values; raise UsageError if it is invalid."""
         option = None if key.startswith(ENVIRONMENT) else self._option(key)
         listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)

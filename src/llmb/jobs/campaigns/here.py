@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans campaigns without a scheduler, with runs on this machine one after another."""
+"""Plans campaigns on this machine without a scheduler; their runs are made one after another."""
 
 import hashlib
 import json
@@ -34,8 +34,8 @@ class CampaignHere:
 
 
 def is_local(context: CampaignContext) -> bool:
-    """Return True if the settings select local runs; or, unless this is a dry run, if they name no scheduler and the
-    default one is not installed."""
+    """Return True if the settings select local runs. If they name no scheduler, return True if the default one is not
+    installed, except for a dry run."""
     scheduler = scheduler_of(context.site)
     if context.site.config.scheduler is None:
         return not context.dry_run and not scheduler.is_installed(context.environ)
@@ -43,9 +43,9 @@ def is_local(context: CampaignContext) -> bool:
 
 
 def campaign_here(context: CampaignContext, requested: RequestedJobs) -> CampaignHere:
-    """Plan every job for this machine; raise UsageError with all problems if one cannot run.
+    """Plan the jobs for this machine; raise UsageError with all problems if a named job cannot run, or none can.
 
-    A run without a label gets one derived from the campaign, so that the campaign can be resumed.
+    A run without a label receives one that is derived from the campaign, so that the campaign can be resumed.
     """
     config = context.site.config.model_copy(update={"scheduler": LOCAL})
     context = replace(context, site=replace(context.site, config=config))

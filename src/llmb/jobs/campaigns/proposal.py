@@ -127,7 +127,7 @@ class Proposal:
 def from_command_line(
     entries: Iterable[Entry], selection: Selection, repeats: int | None, *, profile: bool
 ) -> list[Entry]:
-    """Return the entries of a file, overridden by options of the command line."""
+    """Return the entries of a file with the options of the command line applied."""
     return [
         replace(
             entry,
@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plan a campaign, or continue one that ``find_campaign`` returns; raise UsageError if a job cannot run."""
+    """Plan a campaign, or continue the one from ``find_campaign``; raise UsageError if a named job cannot run."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
@@ -248,7 +248,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
     if problems := list(limit_problems(selection)):
         raise UsageError("\n".join(problems))
     if selection.scales and (selection.max_scale is not None or selection.min_scale):
-        raise UsageError("--scale cannot be combined with --max-scale or --min-scale", do="omit one of them")
+        raise UsageError("--scale cannot be combined with --max-scale or --min-scale", do="omit --scale, or the others")
     return selection
 
 
@@ -266,7 +266,7 @@ def _items(option: str, text: str) -> Values:
         return ()
     items = tuple(item.strip() for item in text.split(","))
     if not all(items):
-        raise UsageError(f"{option} is '{text}'; it must be a name, or names separated by commas")
+        raise UsageError(f"{option} is '{text}'; it must be a value, or values separated by commas")
     return tuple(dict.fromkeys(items))
 
 
