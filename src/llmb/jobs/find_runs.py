@@ -352,7 +352,7 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
-    """Mark runs as invalid that are impossibly fast for their GPU."""
+    """Mark runs that are impossibly fast for their GPU as invalid."""
     if not needs_catalogue(logs):
         return logs
     catalogue = Catalogue()

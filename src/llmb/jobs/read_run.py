@@ -358,7 +358,7 @@ def logged_runs(root: Path, recorded: set[Path]) -> RunSet:
     files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
     runs = tuple(logged_run(file) for file in files if file.outcome.status not in NO_RUN)
     unread = [ExcludedRun(str(file.path), file.outcome.reason) for file in files if file.outcome.status in NO_RUN]
-    other = [ExcludedRun(counted(logs.unread, "*.log file"), "pass each by name")] if logs.unread else []
+    other = [ExcludedRun(counted(logs.unread, "*.log file"), "specify each by name")] if logs.unread else []
     return RunSet(str(root), runs, (*unread, *other))
 
 
