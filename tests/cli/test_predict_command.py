@@ -194,12 +194,32 @@ def test_a_plan_lists_layouts_and_writes_a_campaign_that_bulk_takes(llmb: Run, t
     assert document["layouts"][0]["step_time_s"] <= document["recipe_layout"]["step_time_s"]
     first = document["layouts"][0]
     per_token = 2 * 8 * first["step_time_s"] / 3600 / (128 * 8192)
-    assert first["price_per_1t_tokens"] == pytest.approx(per_token * 1e12)
+    assert first["price_per_1t_tokens"] == first["training"]["price"] == pytest.approx(per_token * 1e12)
+    assert first["beyond_nvlink"] == []
     assert document["searched"] > 1000
     jobs = llmb("bulk", str(file), "--dry-run", "--gpu-type", "h100", "--account", "a", "--partition", "p", "--json")
     assert jobs.returncode == 0, jobs.stderr
     planned = json.loads(jobs.stdout)["jobs"]
     assert len(planned) == 9
+
+
+def test_the_cost_of_a_training_and_messages_beyond_nvlink_are_shown(llmb: Run) -> None:
+    moe = ("-w", "pretrain_qwen3", "-s", "30b", "--dtype", "bf16", "--gpu-type", "h100", "--scale", "16")
+    document = json.loads(llmb("predict", *moe, "--tokens", "15e12", "--price", "2", "--json").stdout)
+    (crossing,) = document["beyond_nvlink"]
+    assert (crossing["group"], crossing["gpus"], crossing["nvlink_domain_gpus"]) == ("EP", 16, 8)
+    assert 0 < crossing["added_s"] < document["breakdown_s"]["messages of experts"]
+    cost = document["training"]
+    assert cost["gpu_hours"] == pytest.approx(15e12 / document["tokens_per_s"] / 3600 * 16)
+    assert cost["price"] == pytest.approx(2 * cost["gpu_hours"])
+    assert cost["energy_mwh_at_most"] == pytest.approx(document["energy_j_per_token_at_most"] * 15e12 / 3.6e9)
+    text = " ".join(llmb("predict", *moe, "--tokens", "15e12", "--price", "2").stdout.split())
+    assert f"EP beyond NVLink {1000 * crossing['added_s']:+,.0f} ms" in text
+    assert "price per 15T tokens" in text and "MWh per 15T tokens" in text
+    planned = llmb("plan", *moe, "--top", "2", "--ep", "16", "--price", "2").stdout
+    assert "EP over 16 GPUs spans 2 NVLink domains of 8, which adds to the step: +" in planned
+    assert "not searched: TP above 8, offloading to the CPU" in planned
+    assert "PREDICTED training on 1T tokens" in planned and "price: 2 per GPU hour" in planned
 
 
 def test_a_plan_compares_the_first_with_the_recipe(llmb: Run) -> None:
@@ -238,7 +258,7 @@ def test_a_plan_needs_no_valid_layout_to_start_from(llmb: Run) -> None:
     assert "the layout of the recipe is left out: number of GPUs 72 is not divisible" in text
     refused = llmb(*asked, "--tp", "7")
     assert refused.returncode == 2
-    assert "no layout fits: of 688 ways 688 do not divide" in refused.stderr
+    assert "no layout fits: of 672 ways 672 do not divide" in refused.stderr
 
 
 def test_a_recipe_that_does_not_fit_is_marked_and_one_that_was_changed_is_none(llmb: Run) -> None:

@@ -2,13 +2,14 @@
 """Scales, failures and energy on paper."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.prediction.prediction import Prediction, default_calibration, predict
-from llmb.prediction.scale import MOST_GPUS, goodput, joules_per_token, scale_up, what_if
+from llmb.prediction.scale import MOST_GPUS, goodput, joules_per_token, scale_up, training_cost, what_if
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -67,9 +68,30 @@ def test_goodput_is_that_of_simulated_failures() -> None:
 
 def test_energy_is_at_most_that_of_the_power_limit() -> None:
     prediction = predicted(planned("8b", 8))
-    joules = joules_per_token(prediction, H100)
+    joules = joules_per_token(prediction)
     assert joules == pytest.approx(700 * 8 * prediction.seconds / (128 * 8192))
-    assert joules_per_token(prediction, H100.model_copy(update={"tdp_w": None})) is None
+    cost = training_cost(prediction, 15e12, 2.5)
+    assert cost.days == pytest.approx(15e12 / (128 * 8192) * prediction.seconds / 86_400)
+    assert cost.gpu_hours == pytest.approx(cost.days * 24 * 8)
+    assert cost.price == pytest.approx(2.5 * cost.gpu_hours)
+    assert cost.energy_mwh_at_most == pytest.approx(0.7e-3 * cost.gpu_hours)
+    unlimited = replace(prediction, gpu=H100.model_copy(update={"tdp_w": None}))
+    assert joules_per_token(unlimited) is training_cost(unlimited, 1e12).energy_mwh_at_most is None
+
+
+def test_tp_beyond_an_nvlink_domain_is_named_with_what_it_adds() -> None:
+    sizes = Overrides(tp=8, pp=1, vp=1, cp=1, gbs=128)
+    request = Request(workload="pretrain_llama3.1", size="70b", gpu_type="h100", scale=8, overrides=sizes)
+    plan = make_plan(resolve(CATALOGUE, request), Choices(), device="cuda")
+    by_domain = {
+        gpus: predict(plan, H100.model_copy(update={"nvlink_domain_gpus": gpus}), USUAL, CATALOGUE.rates.errors)
+        for gpus in (8, 4)
+    }
+    assert by_domain[8].beyond_nvlink == ()
+    (found,) = by_domain[4].beyond_nvlink  # no other group has more than one rank
+    assert found.added_s == pytest.approx(by_domain[4].seconds - by_domain[8].seconds)
+    assert found.added_s > 1
+    assert found.text == "TP over 8 GPUs spans 2 NVLink domains of 4"
 
 
 def test_slower_links_and_gpus_make_a_step_longer_and_more_gpus_shorter() -> None:

@@ -121,6 +121,22 @@ def test_messages_take_at_least_their_bytes_at_the_nominal_rate(seeds: range) ->
 
 
 @CASES
+def test_what_tp_and_ep_beyond_nvlink_add_is_a_part_of_the_step(seeds: range) -> None:
+    for case in map(random_case, seeds):
+        calibration = default_calibration(CATALOGUE.rates, case.software)
+        found = predict(case.plan, case.gpu, calibration, CATALOGUE.rates.errors)
+        layout, domain = case.plan.recipe.layout, case.gpu.nvlink_domain_gpus
+        spans = {"TP": layout.tp, "EP": layout.etp * layout.ep}
+        assert {each.group: each.gpus for each in found.beyond_nvlink} == {
+            name: gpus for name, gpus in spans.items() if gpus > domain
+        }, case
+        slower = (case.gpu.network_gb_s or 0) <= case.gpu.nvlink_gb_s / 4
+        for each in found.beyond_nvlink:
+            assert each.added_s < found.seconds, (case, each)
+            assert not slower or each.added_s >= -LITTLE * found.seconds, (case, each)
+
+
+@CASES
 def test_the_parts_of_a_prediction_sum_to_it_and_its_name_does_not_matter(seeds: range) -> None:
     for case in map(random_case, seeds):
         calibration = default_calibration(CATALOGUE.rates, case.software)

@@ -17,7 +17,8 @@ from llmb.launch.documents.launch_scripts import FileState
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile
 from llmb.nodes.bench.pairs import PairFigures
 from llmb.nodes.doctor import check_records as health
-from llmb.prediction.scale import Goodput
+from llmb.prediction.prediction import BeyondNvlink
+from llmb.prediction.scale import Goodput, TrainingCost
 from llmb.prediction.search import Goal
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
@@ -264,6 +265,8 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "errors": dict[str, dict[str, float | str]],
         "breakdown_s": dict[str, float],
         "energy_j_per_token_at_most": float | None,
+        "training": TrainingCost | None,
+        "beyond_nvlink": tuple[BeyondNvlink, ...],
         "scaling": dict[str, Any] | None,
         "goodput": Goodput | None,
         "days_per_1t_tokens": float | None,
@@ -291,6 +294,8 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
                 "ci95_s": tuple[float, float],
                 "breakdown_s": dict[str, float],
                 "price_per_1t_tokens": float | None,
+                "training": TrainingCost | None,
+                "beyond_nvlink": tuple[BeyondNvlink, ...],
             }.items()
         },
         "recipe_layout": RecipeLayout | None,

@@ -245,6 +245,8 @@ def predict(
     software: str | None = None,
     scaling: Scaling | None = None,
     imbalance: float | None = None,
+    tokens: float | None = None,
+    price: float | None = None,
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunPrediction:
@@ -255,7 +257,11 @@ def predict(
     """
     request, values = _requested(options, workload, size, Choices)
     basis, choices = Basis(None if calibrate is None else str(calibrate), software), build(Choices, values)
-    catalogue, find, further = _catalogue(request, hardware), _finder(on_message), FurtherGpus(scaling)
+    catalogue, find, further = (
+        _catalogue(request, hardware),
+        _finder(on_message),
+        FurtherGpus(scaling, tokens=tokens, price=price),
+    )
     return predict_with(catalogue, request, choices, further, basis, find, imbalance)
 
 
@@ -272,6 +278,7 @@ def plan(
     top: int = 10,
     max_memory_gib: float | None = None,
     price: float | None = None,
+    tokens: float | None = None,
     calibrate: str | Path | None = None,
     hardware: str | Path | None = None,
     software: str | None = None,
@@ -287,7 +294,7 @@ def plan(
         _catalogue(request, hardware),
         request,
         build(Choices, values),
-        SearchOptions(goal=goal, top=top, price=price, max_memory_gib=max_memory_gib),
+        SearchOptions(goal=goal, top=top, price=price, tokens=tokens, max_memory_gib=max_memory_gib),
         Basis(None if calibrate is None else str(calibrate), software),
         _finder(on_message),
         on_message,

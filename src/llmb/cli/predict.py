@@ -42,11 +42,12 @@ from llmb.prediction.prediction import (
     usual_software,
 )
 from llmb.prediction.prediction import predict as predict_plan
-from llmb.prediction.scale import Scaling, Scenario, goodput, joules_per_token, scale_up
+from llmb.prediction.scale import Scaling, Scenario, goodput, scale_up
 from llmb.prediction.scale import what_if as scenarios
 from llmb.prediction.search import Goal, plan_to_search, predict_recipe, remedies, search_for, with_recipe
 from llmb.reports.output import print_json, print_output
 from llmb.reports.predict_report import (
+    TRILLION,
     LayoutPlan,
     RunMemory,
     RunPrediction,
@@ -109,6 +110,15 @@ Imbalance = Annotated[
 ]
 SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds to save a checkpoint.")]
 RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
+Price = Annotated[
+    float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of the training.")
+]
+Tokens = Annotated[
+    float | None,
+    typer.Option(
+        "--tokens", metavar="N", min=1, help="Tokens of the whole training, such as 15e12, for its cost. Default: 1e12."
+    ),
+]
 FindRuns = Callable[[str], "RunSet"]
 """A function that returns the ended runs that an id, label or path selects."""
 
@@ -136,6 +146,8 @@ def predict(
     save_s: SaveTime = 60.0,
     restart_s: RestartTime = 600.0,
     imbalance: Imbalance = None,
+    tokens: Tokens = None,
+    price: Price = None,
     json: Json = False,
     *,
     ctx: typer.Context,
@@ -171,7 +183,7 @@ def predict(
             raise UsageError(what, do="pass only one")
         _predict_file(Catalogue(hardware=hardware), file, json=json)
         return
-    request, further = request_of(values), FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s, what_if)
+    request, further = request_of(values), FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s, what_if, tokens, price)
     catalogue = catalogue_for(request, hardware)
     found = predict_with(catalogue, request, choices, further, Basis(calibrate_with, software), imbalance=imbalance)
     _print(found.prediction.plan.recipe, found, json=json)
@@ -179,13 +191,16 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class FurtherGpus:
-    """Predictions beyond the requested GPUs: other numbers of GPUs, and the goodput with failures."""
+    """Predictions beyond a step on the requested GPUs: other numbers of GPUs, goodput with failures, and the cost of
+    training on ``tokens`` at the ``price`` of a GPU hour."""
 
     scaling: Scaling | None = None
     gpu_mtbf_h: float | None = None
     save_s: float = 60.0
     restart_s: float = 600.0
     what_if: bool = False
+    tokens: float | None = None
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +227,14 @@ def predict_with(
     return RunPrediction(
         found,
         Missing(reason) if reason else estimate(plan),
-        joules_per_token(found, catalogue.gpus[plan.recipe.gpu_type]),
         scale_up(plan, further.scaling, predicted) if further.scaling else None,
         goodput(plan.recipe.scale, further.gpu_mtbf_h, further.save_s, further.restart_s)
         if further.gpu_mtbf_h
         else None,
         imbalance,
         _scenarios(catalogue, basis, plan, find) if further.what_if else (),
+        further.tokens or TRILLION,
+        further.price,
     )
 
 
@@ -297,9 +313,8 @@ class SearchOptions:
         Goal, typer.Option("--goal", help="'step': the fastest step; 'token': the cheapest token, also on fewer GPUs.")
     ] = "step"
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Number of layouts to list.")] = 10
-    price: Annotated[
-        float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of a trillion tokens.")
-    ] = None
+    price: Price = None
+    tokens: Tokens = None
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write a campaign for 'llmb bulk'.")
     ] = None
@@ -328,8 +343,8 @@ def plan(
     All valid layouts are searched: tensor, pipeline, virtual, context and expert parallel sizes, micro-batches,
     recomputation and sharding. Sizes that are specified, --recompute and --dp-sharding apply to every layout. Layouts
     that do not fit in memory, as estimated with a margin, are omitted. The others are listed by predicted step time,
-    followed by the layout of the recipe, and the first is compared with that term by term. To measure the layouts, run
-    the list as a campaign.
+    followed by the layout of the recipe, and the first is compared with that term by term. Offloading to the CPU is not
+    searched. To measure the layouts, run the list as a campaign.
 
     Examples:
 
@@ -395,7 +410,9 @@ def plan_with(
     own = predict_recipe(recipe, choices, predicted)
     found = with_recipe(search_for(wanted.goal, start, predicted, constraints), own, constraints)
     layouts = found.fitting[: wanted.top]
-    plans = LayoutPlan(wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price)
+    plans = LayoutPlan(
+        wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price, wanted.tokens
+    )
     if not layouts and isinstance(own, Missing):
         raise UsageError(f"no layout fits: {left_out_text(plans)}", do="pass fewer layout sizes, or a larger --scale")
     return plans

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time of messages over the links between GPUs. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
 
 from llmb.catalogue.records import Gpu, Layout
@@ -17,7 +17,8 @@ distributed_data_parallel.py, bucket_size)."""
 
 class Links:
     """The links between the ranks of a layout. nvlink_share, network_share: attained fractions of nominal bandwidth.
-    measured: bytes per second within an NVLink domain by kind of message, which replace those of NVLink."""
+    measured: bytes per second within an NVLink domain by kind of message, which replace those of NVLink. joined: groups
+    that are assumed to be in one NVLink domain."""
 
     def __init__(
         self,
@@ -27,8 +28,9 @@ class Links:
         nvlink_share: float,
         network_share: float,
         measured: Mapping[str, float],
+        joined: Container[str] = (),
     ) -> None:
-        self.layout, self.replicas, self.gpu, self.measured = layout, replicas, gpu, measured
+        self.layout, self.replicas, self.gpu, self.measured, self.joined = layout, replicas, gpu, measured, joined
         self.nvlink = gpu.nvlink_gb_s / 2 * 1e9 * nvlink_share
         self.network = (gpu.network_gb_s or 0.0) * 1e9 * network_share
 
@@ -48,7 +50,10 @@ class Links:
             "edp_replicas": (self.replicas.experts, layout.etp * layout.ep * experts),
             "pp": (min(layout.pp, 2), layout.gpus // layout.pp),
         }
-        return {name: (ranks, max(1, min(ranks, domain // stride))) for name, (ranks, stride) in found.items()}
+        return {
+            name: (ranks, ranks if name in self.joined else max(1, min(ranks, domain // stride)))
+            for name, (ranks, stride) in found.items()
+        }
 
     def travel(self, message: Messages) -> float:
         """Return the seconds that messages take on the links, including latency; 0 in a group of one rank."""

@@ -2,10 +2,10 @@
 """The predicted step of a plan, or of each row of a file: interval, calibration and unvalidated aspects."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Literal
 
 from llmb.base.errors import LlmbError, UsageError
 from llmb.catalogue.bridge_figures import PREFIX
@@ -80,11 +80,28 @@ class Calibration:
     error: str = "model"
 
 
+@dataclass(frozen=True, slots=True)
+class BeyondNvlink:
+    """Messages of TP or EP that cross a network. gpus: consecutive GPUs that exchange them, more than an NVLink domain
+    has. added_s: the part of the step that would not be there in a domain of so many GPUs."""
+
+    group: Literal["TP", "EP"]
+    gpus: int
+    nvlink_domain_gpus: int
+    added_s: float
+
+    @property
+    def text(self) -> str:
+        domains = -(-self.gpus // self.nvlink_domain_gpus)
+        return f"{self.group} over {self.gpus} GPUs spans {domains} NVLink domains of {self.nvlink_domain_gpus}"
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The predicted step of a plan. terms: seconds by cause, which sum to the step."""
 
     plan: EnginePlan
+    gpu: Gpu
     terms: Mapping[str, float]
     calibration: Calibration
     errors: Mapping[str, ExpectedError]
@@ -103,6 +120,22 @@ class Prediction:
     @property
     def interval_s(self) -> tuple[float, float]:
         return interval_s(self.seconds, self.errors.values())
+
+    @cached_property
+    def beyond_nvlink(self) -> tuple[BeyondNvlink, ...]:
+        """TP and EP that span more GPUs than an NVLink domain."""
+        layout, domain = self.plan.recipe.layout, self.gpu.nvlink_domain_gpus
+        groups: dict[Literal["TP", "EP"], tuple[int, set[str]]] = {
+            "TP": (layout.tp, {"tp"}),
+            "EP": (layout.etp * layout.ep, {"ep", "etp"}),
+        }
+        return tuple(
+            BeyondNvlink(
+                name, gpus, domain, self.seconds - sum(_terms(self.plan, self.gpu, self.calibration, joined).values())
+            )
+            for name, (gpus, joined) in groups.items()
+            if gpus > domain
+        )
 
     @property
     def unvalidated(self) -> tuple[str, ...]:
@@ -181,16 +214,18 @@ def predict(
     cache: StepCache | None = None,
 ) -> Prediction:
     """Predict the step of ``plan``. Raises UsageError if ``why_not_predicted`` gives a reason."""
+    expected = {name: errors[name] for name in error_names(plan, gpu, calibration)}
+    return Prediction(plan, gpu, _terms(plan, gpu, calibration, cache=cache), calibration, expected)
+
+
+def _terms(
+    plan: EnginePlan, gpu: Gpu, calibration: Calibration, joined: Container[str] = (), cache: StepCache | None = None
+) -> dict[str, float]:
     # Measured rates are already those of the chip.
     rates = calibration.rates if calibration.machine else chip_rates(calibration.rates, gpu.relative_efficiency)
-    terms = nominal_step(plan, gpu, rates, cache, calibration.machine).terms(rates)
+    terms = nominal_step(plan, gpu, rates, cache, calibration.machine, joined).terms(rates)
     scaled = COMPUTING if calibration.computes else terms
-    return Prediction(
-        plan,
-        {name: seconds * (calibration.factor if name in scaled else 1.0) for name, seconds in terms.items()},
-        calibration,
-        {name: errors[name] for name in error_names(plan, gpu, calibration)},
-    )
+    return {name: seconds * (calibration.factor if name in scaled else 1.0) for name, seconds in terms.items()}
 
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted training at larger scales: step, goodput under failures, and energy. Pure."""
+"""Predicted training at larger scales: step, goodput under failures, and a whole training's cost. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +9,7 @@ from typing import Literal
 
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.schema import ExpectedError
+from llmb.catalogue.throughput import SECONDS_PER_DAY
 from llmb.prediction.prediction import Calibration, Prediction, predict
 from llmb.prediction.search import Predicted
 from llmb.prediction.step_time import CHIP
@@ -149,9 +150,31 @@ def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Go
     return Goodput(max(0.0, 1 - lost), interval_s, mean_s)
 
 
-def joules_per_token(prediction: Prediction, gpu: Gpu) -> float | None:
+def joules_per_token(prediction: Prediction) -> float | None:
     """Return the energy per token of GPUs at their power limit, an upper bound; None if the limit is unknown."""
-    layout = prediction.plan.recipe.layout
-    if gpu.tdp_w is None:
-        return None
-    return gpu.tdp_w * layout.gpus * prediction.seconds / (layout.gbs * layout.seq_len)
+    layout, tdp_w = prediction.plan.recipe.layout, prediction.gpu.tdp_w
+    return None if tdp_w is None else tdp_w * layout.gpus * prediction.seconds / (layout.gbs * layout.seq_len)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCost:
+    """The cost of training on ``tokens``. energy_mwh_at_most: of GPUs alone; None if their power limit is unknown.
+    price: None without the price of a GPU hour."""
+
+    tokens: float
+    days: float
+    gpu_hours: float
+    energy_mwh_at_most: float | None
+    price: float | None
+
+
+J_PER_MWH = 3.6e9
+
+
+def training_cost(prediction: Prediction, tokens: float, gpu_hour_price: float | None = None) -> TrainingCost:
+    """Return the cost of a whole training at the predicted step."""
+    layout, joules = prediction.plan.recipe.layout, joules_per_token(prediction)
+    days = tokens / (layout.gbs * layout.seq_len) * prediction.seconds / SECONDS_PER_DAY
+    hours = 24 * days * layout.gpus
+    energy = None if joules is None else joules * tokens / J_PER_MWH
+    return TrainingCost(tokens, days, hours, energy, None if gpu_hour_price is None else gpu_hour_price * hours)

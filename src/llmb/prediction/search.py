@@ -195,6 +195,8 @@ def _splits(layers: int, pp: int, constraints: Constraints, *, uneven: bool) -> 
         yield from ({"vp": vp, **ends} for vp in _values(constraints, "vp", stages))
     if pp > 1 and not has_own and (layers + 2) % pp == 0:
         for vp in _values(constraints, "vp", _divisors((layers + 2) // pp)):
+            if pp * vp == len(ENDS) and layers % pp == 0:
+                continue  # without stages between the ends, this is the even split
             less = (layers + 2) // (pp * vp) - 1
             yield {"vp": vp, **ends, "first_stage_layers": less, "last_stage_layers": less}
 

@@ -7,7 +7,7 @@ which of them were fitted to published steps, are in ``rates.yaml``.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
@@ -149,13 +149,19 @@ def why_not_predicted(plan: EnginePlan, gpu: Gpu) -> str | None:
 
 
 def nominal_step(
-    plan: EnginePlan, gpu: Gpu, rates: Rates, cache: StepCache | None = None, machine: MeasuredMachine | None = None
+    plan: EnginePlan,
+    gpu: Gpu,
+    rates: Rates,
+    cache: StepCache | None = None,
+    machine: MeasuredMachine | None = None,
+    joined: Container[str] = (),
 ) -> NominalStep:
     """Return the step at nominal rates; ``rates`` decide which rank is the slowest, and how much its work hides.
 
-    cache: shared by many plans for one machine. Raises UsageError if ``why_not_predicted`` gives a reason.
+    cache: shared by many plans for one machine. joined: groups of ranks that are assumed to be in one NVLink domain.
+    Raises UsageError if ``why_not_predicted`` gives a reason.
     """
-    return _Step(plan, gpu, rates, cache or StepCache(), machine or MeasuredMachine()).nominal()
+    return _Step(plan, gpu, rates, cache or StepCache(), machine or MeasuredMachine(), joined).nominal()
 
 
 CHIP = ("bf16", "fp8", "mxfp8", "nvfp4", "attention", "memory", "cast", "routed", "written")
@@ -171,13 +177,21 @@ def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) ->
 
 
 class _Step:
-    def __init__(self, plan: EnginePlan, gpu: Gpu, rates: Rates, cache: StepCache, machine: MeasuredMachine) -> None:
+    def __init__(
+        self,
+        plan: EnginePlan,
+        gpu: Gpu,
+        rates: Rates,
+        cache: StepCache,
+        machine: MeasuredMachine,
+        joined: Container[str] = (),
+    ) -> None:
         if why := why_not_predicted(plan, gpu):
             raise UsageError(why, do="pass another --dtype or --gpu-type, or describe the GPUs with --hardware FILE")
         self.plan, self.gpu, self.rates, self.cache = plan, gpu, rates, cache
         layout = self.layout = plan.recipe.layout
         replicas = plan.parallelism.replicas(layout)
-        self.links = Links(layout, replicas, gpu, 1 / rates["nvlink"], 1 / rates["network"], machine.links)
+        self.links = Links(layout, replicas, gpu, 1 / rates["nvlink"], 1 / rates["network"], machine.links, joined)
         sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
         ways = (plan.recipe.published_way("cuda_graphs"), plan.recipe.published_way("dispatcher"))
         self.key = (*sizes, layout.pp > 1, plan.recompute, *ways)

@@ -12,7 +12,15 @@ from llmb.catalogue.records import PARALLEL, Recipe
 from llmb.catalogue.resolve import CUSTOM
 from llmb.catalogue.throughput import MFU, Throughput, throughput
 from llmb.prediction.prediction import COLUMNS, PredictedRow, Prediction
-from llmb.prediction.scale import PUBLISHED_GPUS, Curve, Goodput, Scenario
+from llmb.prediction.scale import (
+    PUBLISHED_GPUS,
+    Curve,
+    Goodput,
+    Scenario,
+    TrainingCost,
+    joules_per_token,
+    training_cost,
+)
 from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
 from llmb.reports.formats import cell, duration, formatted, interval_of, number, whole
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
@@ -114,7 +122,7 @@ def term_title(name: str) -> str:
     return TERM_TITLES.get(name, name)
 
 
-SECONDS_PER_HOUR = 3600
+TRILLION = 1e12
 SIZES = (*PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
 SIGNED = "{:+.3f}".format
 BAR = 24
@@ -129,12 +137,15 @@ class RunPrediction(Shown):
 
     prediction: Prediction
     memory: MemoryUse | Missing
-    energy_j_per_token: float | None = None
     curve: Curve | None = None
     goodput: Goodput | None = None
     imbalance: float | None = None
     """Rows of experts on the fullest rank, relative to the mean; None if all ranks compute the same number."""
     what_if: Sequence[Scenario] = ()
+    tokens: float = TRILLION
+    """Number of tokens of the whole training."""
+    price: float | None = None
+    """Price of a GPU hour."""
 
     def tables(self) -> Iterator[Table]:
         lacks = "DOES NOT FIT: " if self.memory and self.memory.fits is False else ""
@@ -178,7 +189,8 @@ class RunPrediction(Shown):
                 **fields_of(memory or None, "needed_gib", "capacity_gib", "fits"),
                 "reason": memory.reason if isinstance(memory, Missing) else None,
             },
-            "energy_j_per_token_at_most": self.energy_j_per_token,
+            "energy_j_per_token_at_most": joules_per_token(prediction),
+            **fields_of(self, "training", "prediction.beyond_nvlink"),
             "scaling": (curve := self.curve)
             and {"scales": [fields_of(each, *SCALE) for each in curve.scales], "ends": curve.ends},
             **fields_of(self, "what_if", "goodput", "imbalance"),
@@ -187,6 +199,10 @@ class RunPrediction(Shown):
                 fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations
             ],
         }
+
+    @property
+    def training(self) -> TrainingCost | None:
+        return _training(self.prediction, self.tokens, self.price)
 
     @property
     def throughput(self) -> Throughput:
@@ -216,8 +232,40 @@ def _metrics(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
             yield "MFU %", number(mfu), title
     if MFU in figures.reasons:
         yield "MFU %", "n/a", figures.reasons[MFU]
-    days = figures.days_per_1t_tokens
-    yield "days per 1T tokens", cell(days), figures.reasons.get("days_per_1t_tokens", "")
+    for crossing in prediction.beyond_nvlink:
+        added = f"of the step are due to its messages over the network: {crossing.text}"
+        yield f"{crossing.group} beyond NVLink", f"{_ms(crossing.added_s)} ms", added
+    yield from _training_rows(predicted, figures.reasons.get("days_per_1t_tokens", ""))
+
+
+def _training_rows(predicted: RunPrediction, why_unknown: str) -> Iterator[tuple[str, str, str]]:
+    cost, per = predicted.training, f"per {_trillions(predicted.tokens)} tokens"
+    if cost is None:
+        yield f"days {per}", "", why_unknown
+        return
+    yield f"days {per}", number(cost.days), f"{cost.gpu_hours:,.0f} GPU hours"
+    if cost.energy_mwh_at_most is not None:
+        joules = number(joules_per_token(predicted.prediction))
+        yield (
+            f"MWh {per}",
+            number(cost.energy_mwh_at_most),
+            f"at most: GPUs alone, at their power limit; {joules} J/token",
+        )
+    if cost.price is not None:
+        yield f"price {per}", number(cost.price), f"at {predicted.price:g} per GPU hour"
+
+
+def _training(prediction: Prediction, tokens: float, price: float | None) -> TrainingCost | None:
+    """Return the cost of the whole training; None for a model with fewer layers than its own."""
+    return None if prediction.plan.recipe.proxy else training_cost(prediction, tokens, price)
+
+
+def _trillions(tokens: float) -> str:
+    return f"{tokens / TRILLION:g}T"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:+,.0f}"
 
 
 def _further_rows(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
@@ -225,8 +273,6 @@ def _further_rows(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
     yield "layout", "", _layout_text(prediction.plan)
     if predicted.imbalance is not None:
         yield "imbalance", number(predicted.imbalance), "rows of experts on the fullest rank / mean, also in the memory"
-    if predicted.energy_j_per_token is not None:
-        yield "J per token", number(predicted.energy_j_per_token), "at most: GPUs alone, at their power limit"
     if good := predicted.goodput:
         failures = f"a failure every {duration(good.between_failures_s)}, checkpoints every {duration(good.interval_s)}"
         yield "goodput %", f"{100 * good.part:.1f}", failures
@@ -293,7 +339,8 @@ def rows_csv(rows: Iterable[PredictedRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan(Shown):
-    """Layouts that fit, the best first, and the recipe's own, which may not fit. ``price`` is that of a GPU hour."""
+    """Layouts that fit, the best first, and the recipe's own, which may not fit. ``price`` is that of a GPU hour;
+    ``tokens`` is the number of tokens of the whole training."""
 
     goal: Goal
     recipe: Recipe
@@ -303,12 +350,10 @@ class LayoutPlan(Shown):
     searched: int
     left_out: Mapping[str, int]
     price: float | None = None
+    tokens: float | None = None
 
     def tables(self) -> Iterator[Table]:
-        own, recipe = self.own, self.recipe
-        rows = [(str(place), each) for place, each in enumerate(self.layouts, start=1)]
-        if own:
-            rows.append((_own_name(recipe), own))
+        own, recipe, rows = self.own, self.recipe, self.rows
         varying = ("gpus", "seq_len", "ep", "etp")
         fixed = [name for name in varying if len({getattr(one.plan.recipe.layout, name) for _, one in rows}) < 2]
         sizes = [name for name in ("gpus", "seq_len", *PARALLEL, "mbs") if name not in fixed]
@@ -320,13 +365,34 @@ class LayoutPlan(Shown):
             Column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1]), number),
             Column("GiB", lambda row: f"{row[1].memory.needed_gib:.0f}{self._limit(row[1])}"),
         ]
-        if self.price is not None:
-            columns.append(Column("price/1T tokens", lambda row: self.price_per_1t(row[1]), number))
         title = f"PREDICTED layouts of {recipe.model_name} {recipe.dtype} on {recipe.layout.gpus} x {recipe.gpu_type}"
         options = "".join(f", --{name.replace('_', '-')} {value}" for name, value in self.constraints.items())
         yield table_of(f"{title}{options}", rows, columns, caption=_plan_notes(self))
+        if self.price is not None or self.tokens is not None:
+            yield self._training_table()
         if self.layouts and own:
             yield _differences(self.layouts[0].prediction, own.prediction)
+
+    @property
+    def rows(self) -> list[tuple[str, Candidate]]:
+        """The layouts with their places, and then the recipe's own with its name."""
+        rows = [(str(place), each) for place, each in enumerate(self.layouts, start=1)]
+        return [*rows, (_own_name(self.recipe), self.own)] if isinstance(self.own, Candidate) else rows
+
+    def _training_table(self) -> Table:
+        priced = self.price is not None
+        columns: list[Column[tuple[str, TrainingCost | None]]] = [
+            *texts(": 0", right=True),
+            *numbers("days: 1.days", "GPU hours: 1.gpu_hours", "MWh at most: 1.energy_mwh_at_most"),
+            *(numbers("price: 1.price") if priced else ()),
+        ]
+        costs = [(name, self.training(one)) for name, one in self.rows]
+        notes = ["energy: of GPUs alone, at their power limit", *([f"price: {self.price:g} per GPU hour"] * priced)]
+        title = f"PREDICTED training on {_trillions(self.tokens or TRILLION)} tokens"
+        return table_of(title, costs, columns, caption=notes)
+
+    def training(self, one: Candidate) -> TrainingCost | None:
+        return _training(one.prediction, self.tokens or TRILLION, self.price)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON of ``llmb plan``; its keys are a contract."""
@@ -373,13 +439,6 @@ class LayoutPlan(Shown):
         capacity = one.memory.capacity_gib
         return f"{'' if capacity is None else f'/{capacity:g}'}{' does not fit' if self.exceeds(one) else ''}"
 
-    def price_per_1t(self, one: Candidate) -> float | None:
-        """Return the price of a trillion tokens; None without a price."""
-        if self.price is None:
-            return None
-        layout, seconds = one.plan.recipe.layout, one.prediction.seconds
-        return self.price * layout.gpus * seconds / SECONDS_PER_HOUR / (layout.gbs * layout.seq_len) * 1e12
-
 
 def _layout_document(found: LayoutPlan, one: Candidate) -> dict[str, Any]:
     return {
@@ -389,7 +448,9 @@ def _layout_document(found: LayoutPlan, one: Candidate) -> dict[str, Any]:
         "tokens_per_s_per_gpu": _tokens_per_gpu(one),
         "peak_gib": one.memory.fullest.peak_bytes / GIB,
         "needed_gib": one.memory.needed_gib,
-        "price_per_1t_tokens": found.price_per_1t(one),
+        "price_per_1t_tokens": training_cost(one.prediction, TRILLION, found.price).price,
+        "training": found.training(one),
+        **fields_of(one.prediction, "beyond_nvlink"),
     }
 
 
@@ -414,7 +475,8 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
     within = f"±{found.first.error_pct:.0f} %"
     better, worse = ("faster", "slower") if found.goal == "step" else ("cheaper", "more expensive")
     yield f"{left_out_text(found)}; steps are within {within}"
-    yield "not searched: TP above 8, offloading to the CPU"
+    yield f"not searched: {'' if 'tp' in found.constraints else 'TP above 8, '}offloading to the CPU"
+    yield from _crossing_notes(found)
     if ahead is not None and ahead > found.first.error_pct:
         yield f"the first is {ahead:.1f} % {better} than the recipe"
     elif ahead is not None and ahead >= 0:
@@ -428,6 +490,15 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
         yield f"the layout of the recipe is left out: {own.reason}"
     else:
         yield from (f"{_own_name(found.recipe)}: {note}" for note in found.recipe.decisions)
+
+
+def _crossing_notes(found: LayoutPlan) -> Iterator[str]:
+    """Yield what TP and EP beyond an NVLink domain add to the steps of the layouts, by the GPUs that they span."""
+    added: dict[str, list[str]] = {}
+    for name, one in found.rows:
+        for crossing in one.prediction.beyond_nvlink:
+            added.setdefault(crossing.text, []).append(f"{_ms(crossing.added_s)} ms in {name}")
+    yield from (f"{text}, which adds to the step: {', '.join(each)}" for text, each in added.items())
 
 
 def _differences(best: Prediction, own: Prediction) -> Table:
