@@ -17,7 +17,7 @@ c10d = torch.ops._c10d_functional
 
 
 class Context(FunctionCtx):
-    """The attributes that autograd sets on a function's context. None is saved and restored as None."""
+    """The attributes that autograd sets on a function's context. ``save_for_backward`` also accepts None."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -58,9 +58,9 @@ def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group)
 
 
 def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """Begin ``all_to_all``; the result is for ``finish_all_to_all`` alone.
+    """Begin ``all_to_all``; pass the result only to ``finish_all_to_all``.
 
-    Computation between the two, and its backward pass, does not wait for the exchange.
+    Computation between the two calls overlaps with the exchange, and its backward pass with that of the gradients.
     """
     started: Tensor = _StartAllToAll.apply(rows, sent, received, group)
     return started

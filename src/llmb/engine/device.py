@@ -16,7 +16,7 @@ from llmb.readers.samples.host import Device
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes in use by this process on its device, now and at the peak."""
+    """Bytes that this process uses on its device, now and at the peak."""
 
     allocated_bytes: int
     peak_bytes: int

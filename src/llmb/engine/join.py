@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that another launcher starts for each rank: it gets the run folder from rank 0 and becomes the worker.
+"""The program that another launcher starts for each rank: it receives the run folder from rank 0 and runs the worker.
 
 The worker's command line contains the folder, so that the sampler can recognize the processes of the run.
 """

@@ -29,7 +29,7 @@ from llmb.runs.plan import EnginePlan
 
 Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
-"""The results of a kernel and of torch, in parts, so that only one part at a time is in memory as fp32."""
+"""Pairs of a kernel's results and torch's, in parts, so that only one part at a time is in memory as fp32."""
 MOST_VALUES = 2**26
 """Maximum number of values in a part."""
 MOST_EXPERTS = 2
@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """Return the first rank's checks and others' failed ones; none without FP8 or a GPU that has it. A collective."""
+    """Return the first rank's checks, and failed ones of others; none unless a GPU trains in FP8. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():
@@ -185,7 +185,10 @@ def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
 
 
 def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
-    """Yield casts of several layers' weights into one matrix, and the expected ones; ``parts``: the rows of each."""
+    """Yield the results of casting several layers' weights into one matrix, with the expected ones.
+
+    ``parts`` are the layers' numbers of rows.
+    """
     rows, scale = sum(parts), values.number(SCALE)
     whole = torch.empty((rows, columns), dtype=FORMATS[WEIGHT], device=values.device)
     transposed, amax = whole.new_empty((columns, rows)), values.number(0.0)

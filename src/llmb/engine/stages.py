@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares this rank's stages of the model for training: transforms them, allocates memory, sets initial weights.
 
-Parameters that a rank holds whole are views into flat buffers, in the compute dtype of the blocks.
+Parameters are views into flat buffers, unless FSDP shards them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ from llmb.runs.plan import EnginePlan
 
 
 def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[TrainedStage]:
-    """Return this rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
+    """Return this rank's pipeline stages with initial weights: one, or several with virtual pipeline parallelism."""
     stages = give_memory(shape_stages(plan, ranks, backend), plan, ranks)
     for stage in stages:
         stage.initialize(plan.seed)
@@ -54,7 +54,7 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = IN
 
 
 def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDUCTOR) -> list[Decoder]:
-    """Return this rank's stages on the meta device, transformed as the plan requires; ``backend`` compiles."""
+    """Return this rank's stages on the meta device, transformed as the plan requires."""
     with torch.device("meta"):
         stages = build_stages(plan.recipe.model, plan.recipe.layout, ranks.pp_rank)
     transform(stages, plan, ranks, backend)
@@ -62,7 +62,7 @@ def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDU
 
 
 def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> list[TrainedStage]:
-    """Allocate uninitialized parameters for stages on the meta device, and set up how their gradients are summed."""
+    """Allocate uninitialized parameters for stages on the meta device, and set up the summation of their gradients."""
     path, several, stages = plan.compute_path, plan.recipe.layout.ga > 1, list(map(TrainedStage, models))
     if path.shards_parameters:
         for model in models:
@@ -83,17 +83,17 @@ def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> li
 
 
 class Exchange(NamedTuple):
-    """The ranks that hold the same parameters. experts: of routed experts. dense: of everything else."""
+    """The ranks that hold the same parameters. experts: for routed experts. dense: for all other parameters."""
 
     dense: Peers
     experts: Peers
 
 
 def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
-    """Return the ranks to exchange with. ``dtype``: of gradients that are summed over ranks.
+    """Return the ranks to exchange gradients and updates with. Gradients are summed over ranks in ``dtype``.
 
-    An expert's gradient already sums over tokens of all ranks of a pipeline stage, so its mean is over as many ranks as
-    that of other parameters.
+    An expert's gradient already includes the tokens of all ranks of a pipeline stage, so the sum over ranks is divided
+    by the same number as that of any other parameter.
     """
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:
@@ -111,14 +111,14 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
 def place_parameters(
     stages: Sequence[TrainedStage], dtype: torch.dtype, device: torch.device, exchange: Exchange | None = None
 ) -> None:
-    """Allocate uninitialized memory for the parameters of ``stages``, which are on the meta device, in place.
+    """Replace the parameters of ``stages``, which are on the meta device, with uninitialized ones in flat buffers.
 
-    Trained parameters get ``dtype`` and, unless that is fp32, fp32 masters; frozen ones keep their dtype. The trained
-    and the frozen parameters of each dtype share a buffer, in the order of the model, so that the weights of adjacent
-    layers form one matrix. Of a tensor-parallel parameter, the local shard is in the buffer.
+    Trained parameters have ``dtype`` and, unless it is fp32, fp32 masters; frozen ones keep their dtype. A buffer holds
+    a stage's trained parameters, or its frozen ones of one dtype, in the order of the model, so that the weights of
+    adjacent layers form one matrix. It holds only the local shard of a tensor-parallel parameter.
 
     With an ``exchange``, each block, its routed experts and the parameters outside of blocks have separate buffers. If
-    each rank updates only a piece of a buffer, its ``Bucket`` holds the masters of that piece.
+    each rank updates only a piece of a buffer, the buffer's ``Bucket`` holds the masters of that piece.
     """
     for stage in stages:
         placed: dict[nn.Parameter, nn.Parameter] = {}
@@ -139,7 +139,7 @@ def place_parameters(
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters with buffers of their own. layer: their block, if any. peers: the ranks that hold them, if several."""
+    """Parameters with separate buffers. layer: the name of their block, if any. peers: the ranks to exchange with."""
 
     layer: str | None
     peers: Peers | None
@@ -163,7 +163,7 @@ def parameter_groups(stage: Decoder, exchange: Exchange | None) -> Iterator[Para
 
 
 def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[torch.dtype, bool], list[nn.Parameter]]:
-    """Group the parameters by dtype and by whether they are trained; ``dtype`` is that of trained ones."""
+    """Group the parameters by dtype, which is ``dtype`` for trained ones, and by whether they are trained."""
     groups: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
         trained = parameter.requires_grad
@@ -172,7 +172,7 @@ def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[
 
 
 def empty(parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device, pieces: int = 1) -> Tensor:
-    """Allocate a buffer for the local shards of the parameters, padded for this many pieces of equal size."""
+    """Allocate a buffer for the local shards of the parameters, padded to a size that ``pieces`` equal pieces have."""
     return torch.empty(padded_size(sum(sizes_of(parameters)), pieces), dtype=dtype, device=device)
 
 
@@ -213,7 +213,7 @@ def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
 
 
 def _to_fp32(parameter: Tensor) -> None:
-    """Convert the gradient after the first micro-batch; autograd adds the others in place."""
+    """Convert the first micro-batch's gradient to fp32; autograd adds those of the others to it in place."""
     assert parameter.grad is not None
     if parameter.grad.dtype is not torch.float32:
         parameter.grad = parameter.grad.float()
@@ -224,7 +224,7 @@ def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def sum_in_products(stages: Iterable[TrainedStage]) -> None:
-    """Make the products of the backward pass add to the gradients of matrices in place, instead of autograd.
+    """Make the backward pass's matrix products add to the gradients of weights in place, instead of autograd.
 
     The parameters must have the dtype in which their gradients are summed. Replicated weights are skipped: each rank
     has only a partial sum of their gradient.
@@ -239,9 +239,9 @@ def sum_in_products(stages: Iterable[TrainedStage]) -> None:
 
 
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
-    """Yield each ``Joined`` or ``Linear`` that multiplies by one matrix, and the layers with their weights in it.
+    """Yield each ``Joined`` or ``Linear`` that multiplies by one matrix, and the layers whose weights form this matrix.
 
-    Omit joined layers that are multiplied separately after gathering their input.
+    Omit joined layers that gather their input once but are multiplied separately.
     """
     joined = [each for each in joined_layers(stage) if all(map(is_plain, each.layers))]
     parts = {layer for each in joined if each.weight is not None or each.group is not None for layer in each.layers}
@@ -254,7 +254,7 @@ def is_replicated(weight: Tensor) -> bool:
 
 
 def overlap_exchange(stages: Sequence[TrainedStage]) -> None:
-    """Make blocks send their gradients in the backward pass, and await other ranks' updates in the forward pass."""
+    """Exchange gradients during the backward pass, and await other ranks' updates during the forward pass."""
     reduction = Reduction()
     for stage in stages:
         stage.reduction = reduction

@@ -60,7 +60,7 @@ SAVED = frozenset(
         torch.ops._c10d_functional.wait_tensor.default,
     }
 )
-"""The operators whose results ``selective`` saves for the backward pass: the most expensive ones for their size.
+"""Operators with results that ``selective`` saves for the backward pass: those most expensive for their size.
 
 The result of a reduce-scatter is a fraction of the size of the products that it sums. An all-to-all is saved because
 its wait is: if it were recomputed, nothing would wait for it."""
@@ -151,7 +151,7 @@ def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
     """Make every block save only its input (``full``), or also the results of ``SAVED`` operators (``selective``).
 
-    ``by_part`` does so for each separately compiled part of a MoE block instead of the whole block.
+    ``by_part`` does so for each part of a MoE block instead of the whole block.
     """
     if mode == "none":
         return
@@ -215,7 +215,7 @@ def add_dropout(model: Decoder, probability: float, seed: int) -> None:
 
 
 def token_keys(model: Decoder) -> TokenKeys | None:
-    """Return the keys of the tokens that the dropout of a model's adapters depends on; None without dropout."""
+    """Return the token keys of the model's adapter dropout; None if it has no dropout."""
     return next((module.tokens for module in model.modules() if isinstance(module, Dropout)), None)
 
 

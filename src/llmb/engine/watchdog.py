@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog: a thread in every rank that ends a run that hangs, and a rank whose launcher has ended.
+"""The watchdog: a thread in each rank that ends the process if the run hangs or its launcher has ended.
 
 Ranks send heartbeats through the run's store. If a rank makes no progress, its heartbeats also contain its oldest
 pending collective, from PyTorch's flight recorders, and the location of its main thread. By default, the recorder of
@@ -48,7 +48,7 @@ RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 DISTRIBUTED = str(Path(dist.__file__).parent)
 PROJECT = str(Path(__file__).parents[1])
 CHECKPOINT_GROUP = "checkpoint"
-"""Description of the groups that save checkpoints, in parallel to training; see ``Saver``."""
+"""Description of the process groups that save checkpoints in parallel to training; see ``Saver``."""
 
 
 class Collectives(NamedTuple):
@@ -59,7 +59,7 @@ class Collectives(NamedTuple):
 
 
 def pending_collectives(*, saving: bool) -> Collectives:
-    """Return this rank's collectives; those that save a checkpoint count only if training waits for it (``saving``)."""
+    """Return this rank's collectives; include those of checkpoints only if training waits for the save (``saving``)."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
     dumps: list[Callable[[bool, bool], bytes]] = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]
@@ -77,7 +77,7 @@ def pending_collectives(*, saving: bool) -> Collectives:
 
 
 def _members(group: str) -> list[int]:
-    """Return the ranks of the group that torch calls ``group``; none if it does not exist."""
+    """Return the ranks of the process group named ``group``, or an empty list if it does not exist."""
     try:
         return dist.get_process_group_ranks(c10d._resolve_process_group(group))  # type: ignore[arg-type]
     except RuntimeError:  # it is destroyed, or not yet registered
@@ -85,9 +85,9 @@ def _members(group: str) -> list[int]:
 
 
 def main_thread_location() -> tuple[str | None, bool]:
-    """Return the innermost line of llmb that the main thread is in, and True if it waits in torch.distributed.
+    """Return the line of llmb that the main thread executes, and True if that line has called torch.distributed.
 
-    If that line called another function, the text also contains the innermost line of all.
+    If the line has called a function outside of llmb, the text also contains the innermost line of that call.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
@@ -129,7 +129,7 @@ class Progress:
 
 
 LONGEST_TICK_S = 5.0
-"""Most seconds that a tick counts: a thread that slept longer was itself stopped, and must not blame other ranks."""
+"""Maximum seconds counted per tick: a thread that slept longer was itself stopped, and must not blame other ranks."""
 VERDICT = "llmb/verdict"
 
 
@@ -142,9 +142,9 @@ class LastHeartbeat:
 
 
 class Heartbeats:
-    """Exchanges heartbeats in a thread with its own connection: requests block if the store's process is stopped.
+    """Exchanges heartbeats in a thread with its own connection, because requests block if the store does not respond.
 
-    The watchdog reads and sets the attributes; ``unanswered_s`` grows while the store does not respond.
+    The watchdog reads and sets the attributes. ``unanswered_s`` grows while the store does not respond.
     """
 
     def __init__(self, rank: int, world_size: int, interval_s: float) -> None:
@@ -212,10 +212,10 @@ LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.25, 2.0
 SHORTEST_PATIENCE_S = 2.0
 MOST_STACKS = 8
-"""Number of ranks that print their stacks, in addition to those that block the run."""
+"""Ranks below this number print their stacks, as do all ranks that block the run."""
 MOST_FRAMES = 30
 LONGEST_REPORT_S = 2.0
-"""Time limit for printing, in seconds: the disk of the log may be what hangs."""
+"""Time limit in seconds for writing to the log or the run folder, because their disk may be what hangs."""
 STALLED = 1
 
 
@@ -227,10 +227,10 @@ def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> N
 
 
 class Watchdog:
-    """Watches the launcher and, if the plan has a limit, the progress of the run.
+    """Watches the processes that started this rank and, if the plan has a limit, the progress of the run.
 
-    While the run makes progress, each rank periodically sends a few bytes to the store, and rank 0 reads them. Only if
-    there is no progress does a rank inspect its collectives, and do other ranks read the heartbeats.
+    Each rank periodically sends a heartbeat of a few bytes to the store, and rank 0 reads all of them. Only if there is
+    no progress do ranks inspect their collectives and, if rank 0 finds no cause in time, read the heartbeats as well.
     """
 
     def __init__(self, plan: EnginePlan, folder: RunFolder, progress: Progress, launcher: int) -> None:
@@ -303,7 +303,7 @@ class Watchdog:
         )
 
     def _verdict(self, beat: Beat) -> str | None:
-        """Return the cause of the hang, or None. Rank 0 determines it or, if it does not, the next ranks do in turn."""
+        """Return the cause of a hang; None if there is no hang, or if it is not this rank's turn to find the cause."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
         # It begins to read early enough to detect silent ranks by its turn.
         soon_s = over_s + self.patience_s + 2 * self.interval_s
@@ -322,7 +322,6 @@ class Watchdog:
         return find_stall(seen, self.limit_s, self.patience_s)
 
     def _end(self, beat: Beat, verdict: str | None = None) -> None:
-        """Log ``verdict``, if this rank reached one, and this rank's stacks; then end the process."""
         lines = [STALL + verdict] if verdict else []
         if self.rank < MOST_STACKS or not beat.waiting:
             lines += [f"llmb: rank {self.rank} on {self.host} at step {beat.step}:", *stacks()]
@@ -334,7 +333,7 @@ class Watchdog:
 
 
 def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
-    """Return True if ``rank`` may determine the cause ``over_s`` after its limit: 0 always, then 1, then 2 and 3, ...
+    """Return True if ``rank`` may determine the cause ``over_s`` seconds after its limit: rank 0 always, others later.
 
     Ranks take turns because each reads the heartbeats of all ranks from one store.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that is started once per rank: ``python -m llmb.engine.worker RUN_FOLDER``."""
+"""The program that each rank runs: ``python -m llmb.engine.worker RUN_FOLDER``."""
 
 import os
 import sys

@@ -165,9 +165,7 @@ def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Return ``cast_both_ways`` of a product's gradient from ``gradients`` of its rotated heads, without storing it in
-    bf16. The product has one row per token, with the heads of queries, keys and values side by side.
-    """
+    """Return ``cast_both_ways`` of ``rotated_back(gradients, rotation)``, which is not stored."""
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
@@ -177,7 +175,7 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
 
 
 def rotated_back(gradients: Heads, rotation: Rotation) -> Tensor:
-    """Return the gradient of a product, [batch * seq, outputs], from those of its rotated heads."""
+    """Return the gradient of the product, [batch * seq, outputs], whose rows are a token's queries, keys and values."""
     back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)

@@ -94,7 +94,7 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast values, after the ACTIVATION unless it is "none": ``columns`` per row, from twice as many with "swiglu"."""
+    """Cast ``source`` or, unless ACTIVATION is "none", its activation. "swiglu" reads twice ``columns`` per row."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     source += matrix * source_matrix + top * source_row + left
@@ -252,7 +252,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement ``elementwise.cast_activation_gradient``. inputs and results: like ``gradient``, or twice as wide."""
+    """Implement ``elementwise.cast_activation_gradient``. "swiglu": only ``gradient`` has half as many columns."""
     source, gradient_rows = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = gradient_rows.shape

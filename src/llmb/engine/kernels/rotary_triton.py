@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton kernel of ``elementwise.cast_rotated_gradient``.
 
-A program processes some rows of several heads, because cos and sin of a row are larger than a head's row: after the
-first head they are in the cache for the others. Both elements of a pair are in the same thread. Intermediate values are
-rounded to bf16 where torch does so.
+A program processes some rows of several heads, because cos and sin of a row are larger than a head's row: only for the
+first head are they not in the cache. Both elements of a pair are in the same thread. Intermediate values are rounded to
+bf16 where torch does so.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class TokenSpan(NamedTuple):
-    """``length`` queries from index ``query``. The keys of their tokens begin at ``own_key``, all keys at ``key``."""
+    """``length`` queries from index ``query``, which attend to keys from ``key`` on; ``own_key``: the first's own key."""
 
     query: int
     length: int

@@ -17,15 +17,15 @@ from llmb.engine.collectives import Group
 from llmb.engine.model.linear import SEQUENCE, Joined, Linear
 
 OWN, FUSED = "adapter", "qkv_adapter"
-"""The names of a linear layer's adapter and of attention's fused adapter among their submodules."""
+"""Names of submodules: the adapter of a linear layer, and the fused adapter of attention."""
 
 
 class Adapter(nn.Module):
     """The low-rank summand of a frozen linear layer's output: ``scale * b(a(dropout(hidden)))``, [..., outputs].
 
-    Tensor parallelism shards the matrix on the side that it shards in the layer, and replicates the other one. If the
-    layer's inputs are sharded, the adapter's output is a partial sum too, which is reduced together with the layer's.
-    If the layer gathers a sequence, the adapter gathers the result of ``a``, which is smaller.
+    If tensor parallelism shards the layer's outputs, it shards those of ``b`` and replicates ``a``. If it shards the
+    inputs, it shards those of ``a`` and replicates ``b``; the adapter's output is then a partial sum, which is reduced
+    together with the layer's. If the layer gathers a sequence, the adapter gathers the result of ``a``: it is smaller.
     """
 
     def __init__(self, layer: nn.Linear, lora: Lora) -> None:
@@ -53,7 +53,7 @@ class FusedAdapter(nn.Module):
         self.dropout: nn.Module = nn.Identity()
 
     def forward(self, hidden: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the outputs of the layers, in order, including the adapter's; they may be split into heads."""
+        """Add the adapter's outputs to those of the layers, in order; the layers' may be split into heads."""
         added = self.parts(self.a(self.dropout(hidden)) * self.scale)
         return tuple(output + part.view_as(output) for output, part in zip(outputs, added, strict=True))
 
@@ -80,7 +80,7 @@ class TokenKeys:
         self.value: Tensor | None = None
 
     def set(self, samples: range, positions: Tensor, seq_len: int) -> None:
-        """Set the keys. samples: the numbers of the samples. positions: of this rank's tokens in a sequence, [seq]."""
+        """Set the keys. samples: the micro-batch's sample numbers. positions: of this rank's tokens, [seq]."""
         numbers = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(-1) * seq_len + positions
         keys = mixed(numbers) + (numbers >> 32)
         if self.value is None or self.value.shape != keys.shape:

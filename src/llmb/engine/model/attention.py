@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal self-attention with grouped key and value heads, full or chunked, and rotary positions (Su et al., 2021).
+"""Causal self-attention with grouped key and value heads and rotary positions (Su et al., 2021).
 
 The documents of packed sequences are represented by masks or, for variable-length attention, by segments. A segment is
 the part of a document, or of an attention chunk of it, that a range of queries covers. Its last query attends to all of
@@ -34,7 +34,7 @@ class Reach(NamedTuple):
     window: int | None = None
 
     def first_keys(self, places: Tensor, starts: Tensor) -> Tensor:
-        """Return the first key of queries at ``places`` in documents from ``starts``; the last key is their own."""
+        """Return the first key that each query at ``places`` attends to, if its document begins at ``starts``."""
         first = starts if self.chunk is None else places - (places - starts) % self.chunk
         return first if self.window is None else torch.maximum(first, places - self.window + 1)
 
@@ -59,7 +59,7 @@ class Segments(NamedTuple):
 
 
 class DocumentSegments(NamedTuple):
-    """Segments of each range of queries. A window is not part of them, but an argument of the kernel.
+    """Segments of each range of queries. They do not depend on a window, which is an argument of the kernel.
 
     document: within documents. chunk: within documents and attention chunks. longest: the most tokens that a document
     of any step can have.
@@ -83,7 +83,7 @@ def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], lon
 
 
 def chunks_of(model: Model) -> Reach:
-    """Return the reach of the layers of ``model`` with chunked attention; without limits if it has none."""
+    """Return the reach of the model's layers with chunked attention; unlimited if the model has no such layers."""
     return Reach() if model.chunked_attention is None else Reach(model.chunked_attention.chunk_size)
 
 
@@ -163,7 +163,7 @@ def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -
 
 
 def between(first: Tensor, last: Tensor, keys: int) -> Tensor:
-    """Return the mask, [batch, 1, queries, keys], of queries that attend to keys ``first`` to ``last``."""
+    """Return the mask, [batch, 1, queries, keys], of queries that attend to keys ``first`` to ``last``, inclusive."""
     numbers = torch.arange(keys, device=first.device)
     return ((numbers >= first.unsqueeze(-1)) & (numbers <= last.unsqueeze(-1))).unsqueeze(1)
 
@@ -178,10 +178,10 @@ def attend(
     in_fp32: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return attention with ``mask``, or causal attention without one. All are [batch, tokens, heads, head_dim].
+    """Return attention with ``mask``, or causal attention if it is None: [batch, queries, heads, head_dim].
 
-    The head_dim of values, and so of the result, may differ from that of queries and keys. ``scale`` multiplies scores,
-    by default 1 / sqrt(head_dim).
+    query, key, value: [batch, tokens, heads, head_dim]; the head_dim of values, and so of the result, may differ.
+    ``scale`` multiplies scores, by default 1 / sqrt(head_dim of queries).
 
     ``repeats_heads`` expands key and value heads to one per query head, for kernels without grouped-query attention.
     ``in_fp32`` computes in fp32 and rounds the result.
@@ -205,7 +205,7 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 class SegmentOptions(NamedTuple):
-    """Options of attention by segments. longest: an upper bound of a segment's tokens, for which kernels are launched.
+    """Options of attention by segments. longest: the maximum number of tokens in a segment, which kernels require.
     window: see ``Reach``. scale: see ``attend``."""
 
     longest: int
@@ -222,7 +222,7 @@ def attend_segments(
     *,
     repeats_heads: bool = False,
 ) -> Tensor:
-    """Return attention of each segment's queries to its keys. All are [batch, tokens, heads, head_dim]."""
+    """Return attention of each segment's queries to its keys: [batch, queries, heads, head_dim], as the arguments."""
     shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
     if segments.seen is not None:
         key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)
@@ -233,7 +233,7 @@ def attend_segments(
 
 
 def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
-    """Run variable-length flash attention with a causal mask that is aligned at a segment's last query and key."""
+    """Run variable-length flash attention; its causal mask aligns each segment's last query with its last key."""
     lengths = (segments.queries, segments.keys, options.longest, options.longest)
     # torch 2.11 has no grouped heads here, nor an option for them.
     kernel = varlen_attn if query.shape[1] == key.shape[1] else partial(varlen_attn, enable_gqa=True)
@@ -244,7 +244,7 @@ def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
 
 
 def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
-    """Attend segment by segment, on a CPU. This reads the lengths, so it cannot be compiled once for all steps."""
+    """Compute attention segment by segment, on a CPU. It reads the lengths, so compiled code cannot serve all steps."""
     queries, keys = segments.queries.diff().tolist(), segments.keys.diff().tolist()
     parts = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
     outputs = []
@@ -273,7 +273,7 @@ class CausalAttention(nn.Module):
         self.scale = scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """Return attention of ``query``. key, value: of the same tokens, or of the full sequence."""
+        """Return attention of queries to keys and values of the same tokens, or of the full sequence."""
         if isinstance(documents, DocumentSegments):
             return self.by_document(query, key, value, documents)
         if documents is not None or self.reach.within(key.shape[1]).window is not None:
@@ -299,7 +299,7 @@ class CausalAttention(nn.Module):
         return self.attend(query, key, value, mask)
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return attention without a mask, for sequences that are not packed from documents."""
+        """Return attention without documents and without a window, which needs no mask."""
         batch, seq = query.shape[:2]
         size = self.reach.chunk or seq
         if seq > size:
@@ -317,7 +317,7 @@ class CausalAttention(nn.Module):
         return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
     def by_document(self, query: Tensor, key: Tensor, value: Tensor, documents: DocumentSegments) -> Tensor:
-        """Return attention by segments, for one range of queries after the other."""
+        """Return attention by segments, computed for one range of queries at a time."""
         ranges, longest = documents.document, documents.longest
         if self.reach.chunk is not None:
             ranges, longest = documents.chunk, min(longest, self.reach.chunk)
@@ -351,7 +351,7 @@ class TemperaturePosition(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections around the attention core. The number of heads follows from the projections' local outputs."""
+    """Projections around the attention core. This rank's number of heads follows from the size of the projections."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()

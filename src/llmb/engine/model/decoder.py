@@ -31,8 +31,8 @@ class Block(nn.Module):
     is not wrapped: parameters keep their names, and FSDP's hooks stay outside of compiled code, where the compiler
     cannot reorder them.
 
-    kept: the layers whose weights are cast once per step, before the block runs and outside of compiled code; not those
-    of routed experts, which FSDP gathers later.
+    kept: layers with weights that are cast once per step, before the block runs and outside of compiled code. Routed
+    experts are not among them, because FSDP gathers them later.
     """
 
     def __init__(self, model: Model, layer: int, mlp: nn.Module) -> None:
@@ -60,10 +60,10 @@ class Block(nn.Module):
 
 
 class MoEBlock(Block):
-    """A block with a mixture of experts. Its forward pass has four parts, each of which is one of its ``stages``.
+    """A block with a mixture of experts. Its forward pass consists of four parts, each of which is in ``stages``.
 
-    Routed experts cannot be compiled: their shapes depend on the tokens, and their parameters are gathered separately
-    from those of the block.
+    ``run_experts`` cannot be compiled: its shapes depend on the tokens, and the experts' parameters are gathered
+    separately from those of the block.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("before_experts", "run_experts", "run_shared_expert", "after_experts")
@@ -91,12 +91,12 @@ class MoEBlock(Block):
 
 
 class Decoder(nn.Module):
-    """A model, or one pipeline stage of it; parameters have the names of the full model in both cases.
+    """A model, or one pipeline stage of it, whose parameters have the names that they have in the full model.
 
-    Tied embedding and head are one parameter, with the name of the embedding; a last stage that is not also the first
-    has a replica of it (see ``parallel.pipeline``).
+    If embedding and head are tied, they are one parameter, with the name of the embedding. A last stage that is not
+    also the first has a replica of it (see ``parallel.pipeline``).
 
-    embeds: True if it begins with the embedding. tables: the rotations of the latest positions.
+    embeds: True if the stage begins with the embedding. tables: the result of the last call of ``rotary``.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -118,14 +118,14 @@ class Decoder(nn.Module):
 
     @property
     def replica(self) -> Tensor | None:
-        """The replica of another stage's embedding; None without one."""
+        """This stage's replica of the first stage's embedding, or None if it has no replica."""
         return None if self.embeds or self.embed_tokens is None else self.embed_tokens.weight
 
     def blocks(self) -> Iterator[Block]:
         return map(self.block, self.layers)
 
     def block(self, layer: str) -> Block:
-        """Return the block named ``layer``: the number of the layer in the full model."""
+        """Return the block with the name ``layer``, which is its number in the full model."""
         block = self.layers[layer]
         assert isinstance(block, Block)
         return block
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
         return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Return the rotations for ``positions``, which are cached while callers pass the same tensor."""
+        """Return the rotations for ``positions``, and cache them for further calls with the same tensor."""
         if self.tables is None or self.tables.positions is not positions:
             self.tables = rotary_tables(self.model, positions)
         return self.tables
@@ -158,13 +158,13 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the loss if there are ``labels``, else logits [batch, seq, vocab]; without a head, hidden states.
 
-        tokens: [batch, seq] int64 or, for a stage without an embedding, the hidden states of the previous stage.
-        labels: [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... count: the divisor of the
-        loss, by default its number of labels.
+        tokens: [batch, seq] int64 or, for a stage that does not begin with the embedding, hidden states. labels:
+        [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... count: the divisor of the summed
+        loss, by default the number of labels.
 
-        starts: for packed sequences, the position at which the document of each token of the full sequences begins,
-        [batch, full seq] int64; ``positions`` must then be [seq]. Documents are computed as if they were separate, by
-        masks or, if ``segments`` is passed, by variable-length attention.
+        starts: for packed sequences, the index at which each token's document begins, [batch, full seq] int64;
+        ``positions`` must then be [seq]. Tokens attend only within their document, by masks or, if ``segments`` are
+        passed, by variable-length attention.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -185,7 +185,7 @@ class Decoder(nn.Module):
 
 
 def build_model(model: Model) -> Decoder:
-    """Return the full model. Its values are undefined until ``initialize`` or a checkpoint sets them."""
+    """Return the full model, with parameters that must still be initialized or loaded."""
     return Decoder(model, range(model.layers), embedding=True, head=True)
 
 
@@ -201,14 +201,14 @@ def build_norm(model: Model) -> Norm:
 
 
 BLOCK_ELEMENTS = 2**24
-"""Number of values drawn from one generator: limits the additional memory for a large parameter."""
+"""Number of values to draw at a time, which limits the additional memory for a large parameter."""
 
 
 def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:
-    """Return this rank's shard of a parameter's initial values, fp32: normally distributed for a matrix.
+    """Return this rank's shard of a parameter's initial values in fp32, without communication.
 
-    Norms start as the identity, biases as zeros. Values depend on the seed, the parameter's full name and global shape,
-    and the type of the device, but not on the layout. The shard of a DTensor is drawn without communication.
+    Matrices are normally distributed; norms start as the identity, biases as zeros. Values depend on the seed, the
+    parameter's full name and global shape, and the type of the device, but not on the layout.
     """
     if parameter.ndim == 1:
         value = 1.0 if isinstance(module.get_submodule(name.rpartition(".")[0]), RMSNorm) else 0.0
@@ -220,7 +220,7 @@ def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> 
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
-    """Return the initial standard deviation, which is smaller for matrices before residual sums, as in GPT-2."""
+    """Return the standard deviation of a matrix's initial values; like GPT-2, reduce it before residual sums."""
     if is_of_adapter(name):
         return adapter_deviation(name, shape)
     adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))
@@ -228,7 +228,7 @@ def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float
 
 
 def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
-    """Return this rank's shard of ``full`` along dimension 0 if ``rows``, else along the other dimensions."""
+    """Return this rank's shard of ``full``: along dimension 0 if ``rows`` is True, else along the other dimensions."""
     if not isinstance(parameter, DTensor):
         return full
     placements: list[Placement] = [
@@ -239,7 +239,7 @@ def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
 
 
 def _normal_rows(shape: torch.Size, rows: Tensor, name: str, seed: int, device: torch.device) -> Tensor:
-    """Return ``rows``, along dimension 0, of a standard normal tensor of this shape, drawn in blocks of rows."""
+    """Return the rows with the indices ``rows`` of a standard normal tensor of this shape, drawn in blocks of rows."""
     block_rows = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
     rows = rows.to(device)
     values = torch.empty(len(rows), *shape[1:], device=device)

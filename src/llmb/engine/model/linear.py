@@ -5,9 +5,9 @@
 - ``Joined`` is a set of linear layers with the same input. If their weights are adjacent in memory, they are multiplied
   as one: the input is read once, its gradient is written once instead of summed from several products, and matrix units
   are more efficient for large products. Parameters and checkpoints keep their names and shapes.
-- ``GradientSum`` accumulates the weight gradients of micro-batches within the products of both. Autograd would write
+- ``GradientSum`` accumulates weight gradients within the products that compute them. Autograd would write
   each product, then add it to the gradient in another pass over memory: 8 bytes per bf16 weight and micro-batch. A
-  product that adds to its result in place reads and writes only that: 4 bytes, and rounds once instead of twice.
+  product that adds to its result in place only reads and writes this result: 4 bytes, rounded once instead of twice.
 
 With sequence parallelism (Korthikanti et al., 2022, section 4.2.2) the input of some layers is this rank's shard of the
 sequence, and only the shard is saved. The backward pass gathers the sequence again while it computes the input's
@@ -66,7 +66,7 @@ def sharded_like(parameter: Tensor, local: Tensor) -> Tensor:
 
 
 SEQUENCE = 1
-"""The dimension of hidden states, [batch, seq, hidden], that is sharded."""
+"""The dimension of hidden states, [batch, seq, hidden], that sequence parallelism shards."""
 
 Found = TypeVar("Found")
 
@@ -79,7 +79,7 @@ def gathered(shard: Tensor, group: Group) -> Tensor:
 def overlapped(
     shard: Tensor, group: Group, to_input: Callable[[], Tensor], to_weights: Callable[[Tensor], Found]
 ) -> tuple[Tensor, Found]:
-    """Return the gradient of ``shard``, contiguous, and the result of ``to_weights``; overlap them with collectives.
+    """Return the contiguous gradient of ``shard``, and the result of ``to_weights``; overlap both with collectives.
 
     to_input: computes this rank's summand of the gradient of the whole sequence. to_weights: computes the gradients of
     weights from the whole sequence.
@@ -99,7 +99,7 @@ def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tu
 def _gradients(
     gradients: list[Tensor], shard: Tensor, weights: list[Tensor], name: str, size: int, rank: int
 ) -> list[Tensor]:
-    """Return the gradients of ``shard`` and of each weight from ``gradients``, those of the products."""
+    """Return the gradients of ``shard`` and of each weight; ``gradients`` are those of the products."""
 
     def to_weights(whole: Tensor) -> list[Tensor]:
         return [gradient.flatten(0, -2).t() @ whole.flatten(0, -2) for gradient in gradients]
@@ -158,9 +158,9 @@ class CastOnce(Protocol):
 class GradientSum:
     """The gradient of one matrix, whose rows are the local shards of ``parameters``.
 
-    total: the sum, shaped like the matrix. is_empty: 0-d, on the host, so that reading it does not wait for the device.
-    It is a tensor so that the same compiled code serves a step's first micro-batch, which overwrites ``total``, and the
-    others.
+    total: the sum, shaped like the matrix. is_empty: True until a step's first micro-batch, which overwrites ``total``.
+    It is a 0-d tensor, so that the same compiled code serves all micro-batches, and on the host, so that reading it
+    does not wait for the device.
     """
 
     def __init__(self, matrix: Tensor, parameters: Sequence[Tensor]) -> None:
@@ -171,7 +171,7 @@ class GradientSum:
     def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None) -> Tensor:
         """Return ``hidden`` times ``matrix`` transposed, [..., outputs]; the backward pass adds to ``total``.
 
-        trained: a parameter that makes autograd run the backward pass if ``hidden`` has no gradient. group: the ranks
+        trained: a parameter that makes autograd run the backward pass if ``hidden`` needs no gradient. group: the ranks
         whose shards of the sequence are gathered, if any.
         """
         # Otherwise it is not passed: torch 2.11 would compile a gradient of zeros for a DTensor parameter.
@@ -191,7 +191,7 @@ class GradientSum:
 
 @torch.library.custom_op("llmb::add_product", mutates_args=("total", "is_empty"))
 def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Add ``gradient``, [rows, outputs], transposed, times ``rows``, [rows, inputs], to ``total``; set it if empty."""
+    """Add ``gradient.t() @ rows`` to ``total``, or overwrite it if it is empty; [n, outputs] and [n, inputs]."""
     if is_empty:
         torch.mm(gradient.t(), rows, out=total)
         is_empty.fill_(False)
@@ -261,7 +261,7 @@ class Linear(nn.Linear):
     """A linear layer without bias.
 
     gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
-    are gathered for the product; None if the input is whole. adapter: adds its own output to the layer's, if any.
+    are gathered for the product; None if the input is whole. adapter: its output is added to the layer's.
     """
 
     gradients: GradientSum | None = None
@@ -292,7 +292,7 @@ def multiply(hidden: Tensor, weight: Tensor, group: Group | None) -> Tensor:
 
 
 class Joined:
-    """Linear layers of ``owner`` with the same input, by name; not a module, so that parameters keep their names.
+    """The linear layers ``names`` of ``owner``, which have the same input. Not a module: parameters keep their names.
 
     weight: the local shards of the layers' weights as one matrix, [sum of outputs, inputs], in the memory of the
     parameters; None if each layer is multiplied separately. gradients: accumulates the gradient of ``weight``; None if
@@ -380,9 +380,9 @@ def joined_layers(stage: nn.Module) -> Iterator[Joined]:
 
 
 def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Linear]], Tensor]) -> None:
-    """Make ``Joined`` layers multiply as one, in place, if all of them are plain.
+    """Make each ``Joined`` multiply its layers as one if all of them are plain.
 
-    It has to follow all transformations and the allocation of parameters; ``adjacent`` returns the local shards of the
+    Call it after all transformations, when parameters are allocated. ``adjacent`` returns the local shards of the
     layers' weights as one matrix, without a copy.
     """
     for stage in stages:
@@ -392,5 +392,5 @@ def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Line
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Return True if a layer is a ``Linear`` itself, not an FP8 subclass, and has no hooks."""
+    """Return True if a layer is a ``Linear``, not of a subclass such as FP8 layers, and has no hooks."""
     return type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)

@@ -28,7 +28,7 @@ LARGEST_CHUNK = 1 / 16
 LARGEST_SLICE = 1 / 64
 """Largest part of a chunk that is in fp32 at a time, as a fraction of the size of all logits in fp32."""
 SMALLEST_BYTES = 2**20
-"""Smaller logits are not chunked."""
+"""Logits of at most this size are not chunked."""
 ALIGNED = 64
 """Chunk lengths are multiples of this if possible, for which matrix units are more efficient."""
 IGNORED = -100
@@ -69,7 +69,7 @@ def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
 def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Return log(sum(exp(logits))) and the label's logit, [rows] fp32 each, of [rows, columns] logits.
 
-    ``places`` are the labels' columns, -1 if a label is in another chunk; its logit is then 0.
+    ``places`` are the labels' columns, or -1 for a label whose column is on another rank; its logit is then 0.
     """
     largest = logits.amax(-1, keepdim=True).float()
     log_sums = (logits - largest).exp_().sum(-1).log_() + largest.squeeze(-1)

@@ -44,7 +44,7 @@ class Router(nn.Module):
 
 
 class BalancedRouter(Router):
-    """Chooses experts round-robin, independent of the logits, so that all get the same number of tokens.
+    """Chooses experts round-robin, regardless of the logits, so that their numbers of tokens differ by at most one.
 
     ``place`` is the index of this rank among those that share experts: each rank continues where the previous one ends.
     """
@@ -63,7 +63,7 @@ class BalancedRouter(Router):
 
 
 def balanced_counts(place: int, choices: int, experts: int) -> list[int]:
-    """Return how often the rank at ``place`` chooses each expert."""
+    """Return how many of the ``choices`` of the ``BalancedRouter`` at ``place`` are for each expert."""
     rounds, more = divmod(choices, experts)
     first = place * choices
     return [rounds + ((expert - first) % experts < more) for expert in range(experts)]
@@ -89,7 +89,7 @@ def runs_grouped(rows: Tensor, weights: Tensor) -> bool:
 
 
 def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Compute ``grouped_matmul`` as one product per group: it supports any operands, but waits for ``counts``."""
+    """Compute ``grouped_matmul`` with one product per group: slower, because the host waits for ``counts``."""
     groups = torch.split(rows, counts.tolist())
     return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
 
@@ -101,7 +101,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 Products = Callable[["Experts", Tensor, list[int]], Tensor]
-"""Computes the outputs of experts from their rows and the number of rows of each expert, which is on the host."""
+"""A function that computes the experts' outputs from their rows and the number of rows of each expert."""
 
 
 class Experts(nn.Module):
@@ -109,13 +109,12 @@ class Experts(nn.Module):
 
     Gate and up are multiplied as one matrix; a dimension distinguishes them, so that both can be sharded by features.
 
-    products: computes the outputs; None for one grouped product of all experts per matrix. kept: the layers whose
-    weights are cast once per step.
+    products: computes the outputs; None for ``grouped_matmul``. kept: layers with weights that are cast once per step.
     """
 
     kept: Sequence[CastOnce] = ()
     on_rows: Callable[[Tensor], None] | None = None
-    """Called with the numbers of rows for each ep rank's experts, [ep], if they depend on the tokens."""
+    """Called with the number of rows for the experts of each ep rank, [ep], if these numbers depend on the tokens."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()
@@ -125,7 +124,7 @@ class Experts(nn.Module):
         self.products: Products | None = None
 
     def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:
-        """Return the outputs of experts with ``counts`` rows each; host_counts: the same, if the host knows them."""
+        """Return the outputs, [n, hidden]. counts: each expert's number of rows. host_counts: the same, on the host."""
         if self.products is None:
             inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
             return grouped_matmul(inner, self.matrices("down_proj"), counts)
@@ -136,7 +135,7 @@ class Experts(nn.Module):
         return self.products(self, rows, host_counts)
 
     def complete(self, outputs: Tensor) -> Tensor:
-        """Wait until the result of ``forward`` is complete."""
+        """Return ``outputs``, the result of ``forward``; a subclass may first have to wait for them."""
         return outputs
 
     def matrices(self, name: str) -> Tensor:
@@ -149,8 +148,8 @@ def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = Fa
 
     The gradient is permuted by ``inverse``. Autograd would instead add each of its rows to a row of zeros.
 
-    has_gaps: some rows are dropped, and some results are zeros. order: [m] indices of rows, or n, the number of rows,
-    for zeros. inverse: [n] indices of results, or m for rows that are dropped.
+    has_gaps: True if rows may be dropped and results may be zeros. order: [m] indices of rows, with n, the number of
+    rows, for a result of zeros. inverse: [n] indices of results, with m for a dropped row.
     """
     permuted: Tensor = _Arrange.apply(rows, order, inverse, has_gaps)
     return permuted
@@ -187,22 +186,21 @@ class Routed(NamedTuple):
     hidden: Tensor
     """Input of the router: [batch, seq, hidden]."""
     rows: Tensor
-    """Tokens, scaled if the router scales inputs, once for each of their experts, in the order of experts:
-    [n, hidden]."""
+    """A copy of a token for each expert that it chose, ordered by expert, [n, hidden]; scaled if the router scales
+    inputs."""
     counts: Tensor
-    """Rows for each expert."""
+    """Number of rows of each expert, [experts]."""
     order: Tensor
-    """Index of each row among the choices of all tokens, ordered by token: [n]; the number of
-    choices for a row of padding."""
+    """For each row, the index of its choice among all choices, which are ordered by token, [n]; the
+    number of choices for a row of padding."""
     places: Tensor
-    """The inverse: the index of the row of each choice of each token, [tokens, top_k]; n for a
-    dropped choice."""
+    """For each choice of each token, the index of its row, [tokens, top_k]; n for a dropped choice."""
     weights: Tensor | None
     """Weights of the outputs, [tokens, top_k]; None if the router scales inputs."""
 
 
 class MoELayer(nn.Module):
-    """Routed experts, and a shared expert, if any, which processes every token."""
+    """Routed experts and, if the model has one, a shared expert that processes every token."""
 
     def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
@@ -222,12 +220,13 @@ class MoELayer(nn.Module):
 
     @property
     def balances(self) -> bool:
-        """True if experts get the same numbers of rows for any tokens, so that the host knows them."""
+        """True if the experts' numbers of rows do not depend on the tokens, so that the host can compute them."""
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
-        """Return the number of rows of each expert for this rank's ``choices``: Megatron-LM's ``get_capacity``, but at
-        most one per token. Return None if there is no capacity: then no token is dropped, and nothing is padded.
+        """Return the number of rows of each expert for ``choices`` of this rank's tokens; None if it is not limited.
+
+        This is Megatron-LM's ``get_capacity``, but at most one row per token.
         """
         if self.capacity_factor is None:
             return None
@@ -259,7 +258,7 @@ class MoELayer(nn.Module):
         return Routed(hidden, rows, counts, order, places, weights)
 
     def combine(self, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
-        """Return the outputs of the experts, weighted and summed by token, plus that of the shared expert."""
+        """Return each token's weighted sum of its experts' outputs, plus the shared expert's output, if any."""
         # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
         has_gaps = self.capacity_factor is not None
         rows = permute(outputs, routed.places.flatten(), routed.order, has_gaps=has_gaps)
@@ -269,7 +268,7 @@ class MoELayer(nn.Module):
         return summed if shared is None else shared + summed
 
     def host_counts(self, rows: int) -> list[int] | None:
-        """Return how many of this rank's rows each expert gets; None if that depends on the tokens."""
+        """Return how many of this rank's rows are for each expert; None if this depends on the tokens."""
         if self.capacity_factor is not None:
             return [rows // self.moe.experts] * self.moe.experts
         if isinstance(self.router, BalancedRouter):
@@ -278,15 +277,15 @@ class MoELayer(nn.Module):
 
 
 def count_choices(chosen: Tensor, experts: int) -> Tensor:
-    """Return how often each expert is chosen: [experts]. Unlike ``bincount``, its shape does not depend on the data."""
+    """Return how often each expert is chosen: [experts], a shape that unlike ``bincount``'s is independent of data."""
     return (chosen.reshape(-1, 1) == torch.arange(experts, device=chosen.device)).sum(0)
 
 
 def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return ``order`` and ``places`` of ``Routed`` if each expert has ``capacity`` rows: its tokens with the highest
-    scores, and padding if there are fewer.
+    """Return the ``order`` and ``places`` of ``Routed`` for experts with ``capacity`` rows each.
 
-    scores, chosen: [tokens, top_k], scores above zero. Megatron-LM's rule with ``moe_pad_expert_input_to_capacity`` and
+    An expert's rows are its tokens with the highest scores, and padding if it has fewer tokens. scores, chosen:
+    [tokens, top_k]; scores must be positive. This is Megatron-LM's rule with ``moe_pad_expert_input_to_capacity`` and
     the drop policy ``probs`` (``topk_softmax_with_capacity``, commit 64cb6bd).
     """
     choices = chosen.numel()

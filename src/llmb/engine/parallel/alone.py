@@ -40,7 +40,7 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # the replacement ends when the library is freed
 def stand_in(device: str) -> torch.library.Library:
-    """Replace torch's fake collectives by functions that fill the results with valid values, with few kernels.
+    """Replace torch's fake collectives with functions that fill the results with valid values, using few kernels.
 
     torch leaves some results unset, depending on its version, and fills the others with one kernel per rank.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context parallelism: every rank holds a shard of each sequence, and gathers the keys and values of the others.
 
-A sequence is split into twice as many parts as there are ranks. A rank takes one part from the front and the mirrored
-part from the back, so that all ranks attend to the same number of keys.
+A sequence is split into twice as many parts as there are ranks. A rank holds one part from the front and the mirrored
+part from the back, so that the work of causal attention is the same on all ranks.
 """
 
 import torch
@@ -28,12 +28,12 @@ def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> No
 
 
 def rank_parts(rank: int, ranks: int) -> tuple[int, int]:
-    """Return the numbers of the two parts, out of 2 * ``ranks``, that a rank takes."""
+    """Return the numbers of the two parts, out of 2 * ``ranks``, that a rank holds."""
     return rank, 2 * ranks - 1 - rank
 
 
 def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
-    """Return the positions of a sequence that a rank takes, in order."""
+    """Return the positions of a sequence that a rank holds, in order."""
     if ranks == 1:
         return [range(seq_len)]
     size = seq_len // (2 * ranks)
@@ -41,12 +41,12 @@ def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
 
 
 def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) -> Tensor:
-    """Return the positions of a rank as a tensor: [seq_len / ranks] int64."""
+    """Return the positions of a sequence that a rank holds, as a tensor: [seq_len / ranks] int64."""
     return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 
 def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
-    """Return the spans of queries at ``positions``, split where attention chunks end; the first is query ``query``."""
+    """Return the spans of queries at ``positions``, split where attention chunks end; ``query``: the first's index."""
     size = chunk or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]
@@ -57,7 +57,7 @@ def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
 
 
 class ContextParallelAttention(nn.Module):
-    """Attention of each query to the keys of all ranks up to its own position, within its attention chunk, if any."""
+    """Attention of this rank's queries to the keys of all ranks; each query attends to those within its ``reach``."""
 
     def __init__(self, group: Group, seq_len: int, reach: Reach, scale: float | None) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ContextParallelAttention(nn.Module):
 
 
 class SpanAttention(CausalAttention):
-    """Attention of a rank's queries to the full sequence, span by span. Does not communicate.
+    """Attention of a rank's queries to the full sequence, span by span, without communication.
 
     query and result: [batch, seq_len / ranks, heads, head_dim]; key, value: [batch, seq_len, ...].
     """
@@ -123,7 +123,7 @@ class SpanAttention(CausalAttention):
 
 
 def span_kernel(backend: AttentionBackend, device: torch.device) -> str | None:
-    """Return the kernel for parts of spans; None for backends that align a causal mask at the last query and key."""
+    """Return the ``span_attention`` kernel; None if the backend can align a causal mask at the last query and key."""
     if backend == "cudnn":
         return "cudnn"
     return "cpu-flash" if backend == "flash" and device.type == "cpu" else None

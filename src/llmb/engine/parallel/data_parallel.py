@@ -21,12 +21,11 @@ from llmb.runs.plan import EnginePlan
 def shard(
     model: Decoder, mesh: DeviceMesh, experts: DeviceMesh, policy: MixedPrecisionPolicy, *, keep_whole: bool = False
 ) -> None:
-    """Shard ``model`` in place, block by block, so that the full parameters of only one block exist at a time.
+    """Shard ``model`` in place, so that each block's parameters are gathered separately.
 
-    Routed experts are sharded over the ranks of ``experts``, everything else over those of ``mesh``.
-
-    ``keep_whole`` keeps gathered parameters for the backward pass: with pipeline parallelism they would otherwise be
-    gathered twice for every micro-batch.
+    Routed experts are sharded over the ranks of ``experts``, everything else over those of ``mesh``. ``keep_whole``
+    keeps gathered parameters for the backward pass: with pipeline parallelism they would otherwise be gathered twice
+    for every micro-batch.
     """
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
         shard_experts(layer.experts, experts, mesh.size(), policy, keep_whole=keep_whole)
@@ -50,7 +49,7 @@ def prefetch_blocks(model: Decoder) -> None:
 def shard_experts(
     module: Experts, mesh: DeviceMesh, batches: int, policy: MixedPrecisionPolicy, *, keep_whole: bool
 ) -> None:
-    """Shard stacked experts by the hidden dimension, because there may be more ranks than experts on each.
+    """Shard stacked experts by the hidden dimension, because there may be more ranks than experts per rank.
 
     Their gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from. The mean is
     therefore over ``batches``, the number of ranks whose losses are averaged, not over the ranks of ``mesh``.

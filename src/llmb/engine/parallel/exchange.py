@@ -72,7 +72,7 @@ class RankPart:
 
 
 class Held(NamedTuple):
-    """A parameter's values on this rank, fp32 if trained: sharded like it, or only those of ``part``, [elements]."""
+    """A parameter's values on this rank, fp32 if trained: sharded like it or, with a ``part``, only those, [elements]."""
 
     name: str
     parameter: nn.Parameter
@@ -83,8 +83,8 @@ class Held(NamedTuple):
 class Bucket:
     """Parameters that are reduced and gathered together, one after the other in ``flat``, with padding at the end.
 
-    layer: the name of the block that they are in, if any. parts: the parts of parameters in this rank's piece; None if
-    each rank updates all.
+    layer: the name of the parameters' block, if any. parts: the parts of parameters in this rank's piece; None if each
+    rank updates all of them.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor, peers: Peers, layer: str | None) -> None:
@@ -109,7 +109,7 @@ class Bucket:
 
     @torch.no_grad()
     def begin_reduction(self) -> None:
-        """Take the gradients of the parameters, and start to sum them over the ranks."""
+        """Move the parameters' gradients to a buffer, and start to sum it over the ranks."""
         # All parameters, one after the other, after partial sums of tensor-parallel ranks are reduced.
         gradient = torch.empty_like(self.flat, dtype=self.peers.dtype)
         gradient[sum(self.sizes) :].zero_()
@@ -223,9 +223,9 @@ class Reduction:
 class TrainedStage:
     """A stage of the model, and what training needs for its parameters.
 
-    masters: the fp32 masters of parameters, sharded like them. buckets: the trained parameters that other ranks hold,
-    too. gradient_sums: the gradients that products add to. reduction: sums the gradients of all stages of this rank
-    over ranks; None without other ranks.
+    masters: fp32 masters, sharded like their parameters. buckets: the trained parameters to exchange with other ranks.
+    gradient_sums: the gradients that products add to. reduction: sums the gradients of all stages of this rank over
+    ranks; None if gradients are not exchanged here.
     """
 
     model: Decoder
@@ -235,7 +235,7 @@ class TrainedStage:
     reduction: Reduction | None = None
 
     def held(self) -> Iterator[Held]:
-        """Yield this rank's values of each parameter that it holds: its part, the master, or the parameter itself."""
+        """Yield the values of each parameter that this rank updates: its part, the master, or the parameter itself."""
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
         in_parts = {parameter for bucket in split for parameter in bucket.parameters}
@@ -248,7 +248,7 @@ class TrainedStage:
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Set the initial values of all parameters, or of the parts that this rank updates. A collective."""
+        """Set the initial values of all parameters. A collective."""
         for name, parameter, values, part in self.held():
             initial = initial_values(self.model, name, parameter.detach(), seed)
             local_tensor(values).copy_(initial if part is None else initial.flatten()[part.start : part.stop])
@@ -256,7 +256,7 @@ class TrainedStage:
 
     @torch.no_grad()
     def round_masters(self) -> None:
-        """Set the parameters by rounding their masters, and gather all pieces. A collective of ranks that hold them."""
+        """Set the parameters by rounding their masters, and gather all pieces. A collective."""
         for parameter, master in self.masters.items():
             local_tensor(parameter).copy_(local_tensor(master))
         for bucket in self.buckets:
@@ -286,8 +286,8 @@ class _BlockEntryContext(FunctionCtx):
 
 
 class BlockEntry(torch.autograd.Function):
-    """Passes hidden states to a block, and counts its backward passes. Autograd computes all gradients of the block
-    before this one: it prefers functions that were recorded later, and gradients of parameters to all others."""
+    """Passes hidden states to a block, and counts its backward passes. Autograd has then computed all gradients of the
+    block: it first runs functions that were recorded later, and accumulates gradients of parameters before all else."""
 
     @staticmethod
     def forward(ctx: _BlockEntryContext, hidden: Tensor, unit: Unit, reduction: Reduction) -> Tensor:

@@ -2,7 +2,7 @@
 """Expert and expert tensor parallelism: each rank holds some of the experts, or shards of them; tokens are exchanged.
 
 A token is sent to the rank of its expert and back (EP; Lepikhin et al., 2021). If an expert is sharded over several
-ranks (ETP), each of them gets the tokens of all and computes a partial sum of the result, as in Megatron-LM.
+ranks (ETP), each of these receives the tokens of all and computes a partial sum of the result, as in Megatron-LM.
 """
 
 from itertools import accumulate, pairwise
@@ -32,7 +32,7 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
-    """Return the ranks' places in the round-robin choice of experts; arbitrary ones if experts have a capacity."""
+    """Return the ranks' places in the round-robin choice of experts, [ep, etp]; with a capacity, they do not matter."""
     own = router.place if isinstance(router, BalancedRouter) else mesh.get_rank()
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
@@ -56,7 +56,7 @@ class Dispatch(NamedTuple):
     host_counts: list[int]
 
     def send(self, rows: Tensor) -> Tensor:
-        """Send this rank's rows, ordered by expert; return all ranks' rows for this rank's experts, in their order."""
+        """Send this rank's rows; return all ranks' rows for this rank's experts. Both are ordered by expert."""
         arrived = all_to_all(rows, self.sent, self.received, self.ep)
         if self.etp.size > 1:  # shards are uneven, so each rank sends its own to all
             copies = [len(arrived)] * self.etp.size
@@ -64,7 +64,7 @@ class Dispatch(NamedTuple):
         return permute(arrived, self.order, self.back)
 
     def receive(self, outputs: Tensor) -> Tensor:
-        """Send outputs back to the ranks of their rows; return this rank's, for ``finish_all_to_all`` to wait for."""
+        """Start to send outputs back to the ranks of their rows; ``finish_all_to_all`` returns those of this rank."""
         outputs = permute(outputs, self.back, self.order)
         if self.etp.size > 1:  # sums of parts
             copies = [sum(self.received)] * self.etp.size
@@ -122,7 +122,7 @@ class ParallelExperts(Experts):
 
 
 def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
-    """Plan the exchange from each rank's number of rows per expert, [etp, ep, experts]; wait for the device."""
+    """Plan the exchange from each rank's numbers of rows per expert, [etp, ep, experts]. This waits for the device."""
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]

@@ -25,14 +25,14 @@ from llmb.runs.plan import EnginePlan
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Slowest-varying first: the ranks of a tensor-parallel group are consecutive, as in Megatron-LM."""
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
-"""Dimensions of the mesh of the same ranks for routed experts: every rank of a pipeline stage has different tokens."""
+"""Dimensions of the mesh of the same ranks for routed experts; ``edp`` is data parallelism of experts."""
 LONGEST_LEAVE_S = 5
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all ranks. mesh: one dimension per parallelism, named as in the layout."""
+    """This rank's place among all ranks. mesh: all ranks, with one dimension per name of ``DIMENSIONS``."""
 
     rank: int
     world_size: int
@@ -44,7 +44,7 @@ class Ranks:
     expert_mesh: DeviceMesh
     """All ranks, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
     expert_fsdp: DeviceMesh
-    """``fsdp`` of routed experts: the ranks of edp."""
+    """The ranks of edp, which are for routed experts what ``fsdp`` is for other parameters."""
     alone: bool = False
     """True if the other ranks do not exist."""
 
@@ -67,7 +67,7 @@ class Ranks:
 
 
 def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
-    """Connect this process to the others by its environment; raise ValueError if the plan's number of ranks differs."""
+    """Connect this process to the other ranks; raise ValueError if the plan is for another number of ranks."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     connect_ranks(device, folder=folder)
     world_size = dist.get_world_size()
@@ -78,7 +78,7 @@ def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
 
 
 def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder: Path | None = None) -> None:
-    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: for rank 0 to announce."""
+    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: to announce to the others."""
     on_gpu = device.type == "cuda"
     store = host_store()
     if folder and os.environ["RANK"] == "0":
@@ -161,20 +161,20 @@ def arrange(
 
 
 def as_one(mesh: DeviceMesh, *names: str) -> DeviceMesh:
-    """Return neighboring dimensions as one, with a new group only if several of them have more than one rank."""
+    """Merge neighboring dimensions into one, with a new group only if several of them have more than one rank."""
     several = tuple(name for name in names if mesh[name].size() > 1) or names[:1]
     return mesh[several]._flatten("_".join(several))
 
 
 def with_replicas(mesh: DeviceMesh, replicas: int) -> DeviceMesh:
-    """Split a mesh into ``replicas`` groups of consecutive ranks, each of which shards one replica."""
+    """Split a mesh into ``replicas`` groups of consecutive ranks; each group shards one replica."""
     if replicas == 1:
         return mesh
     return mesh._unflatten(0, (replicas, mesh.size() // replicas), ("replicate", "shard"))
 
 
 def of_every_rank(value: Value, ranks: Ranks) -> list[Value]:
-    """Return the values of all existing ranks, in their order. A collective."""
+    """Return the values of all ranks, or only this rank's if it is alone. A collective."""
     values = [value]
     if not ranks.alone:
         values *= ranks.world_size

@@ -87,7 +87,7 @@ class Accumulation:
 
 @torch.no_grad()
 def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
-    """Add the gradients of both copies of a tied matrix, on the first and the last rank of ``pp``."""
+    """Sum the gradients of a tied matrix's two copies, on the first and the last rank of ``pp``."""
     for stage in stages:  # of which at most one is an end of the pipeline
         embedding = stage.embed_tokens
         if not stage.model.tied_embeddings or embedding is None or not embedding.weight.requires_grad:

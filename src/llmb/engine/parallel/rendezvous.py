@@ -52,7 +52,10 @@ FILES_PER_RANK = 4
 
 
 def host_store() -> Store:
-    """Return this rank's connection to the store: a file, or a server in rank 0 or torchrun's agent."""
+    """Return this rank's connection to the store, which is a file or a server in rank 0 or torchrun's agent.
+
+    Raise EnvironmentProblem if rank 0 cannot serve it.
+    """
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     return connect(PATIENCE, hosts=os.environ["RANK"] == "0" and not agent)
 
@@ -68,7 +71,7 @@ def announced_folder() -> tuple[Path, dict[str, str]]:
     """Return the folder and the variables of the run, as soon as rank 0 has announced them.
 
     Only variables of threads, allocators and NCCL are accepted, because the store may be another user's. Raise
-    EnvironmentProblem if nothing is announced.
+    EnvironmentProblem if rank 0 announces nothing within ``PATIENCE``.
     """
     try:
         announced = json.loads(connect(PATIENCE).get(FOLDER))
@@ -80,7 +83,7 @@ def announced_folder() -> tuple[Path, dict[str, str]]:
 
 
 def connect(patience: timedelta, *, hosts: bool = False) -> Store:
-    """Return a new connection to the store of the run; with ``hosts``, serve it from this process."""
+    """Return a new connection to the run's store. With ``hosts``, serve it; raise EnvironmentProblem if that fails."""
     file = os.environ.get(STORE)
     if file:
         return FileStore(file, UNTIL_REMOVED)
@@ -113,8 +116,8 @@ def store_host() -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on ``address``, or on all interfaces if this node does not have it (network address translation) or its
-    name resolves to loopback, as on Debian. Raise EnvironmentProblem if that fails, as for a port in use."""
+    """Listen on ``address``, or on all interfaces if this node does not have that address (network address translation)
+    or it is a name of loopback, as on Debian. Raise EnvironmentProblem if that fails, for example for a port in use."""
     try:
         family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         if _is_loopback(str(host)) and not _is_loopback(address):
@@ -158,8 +161,7 @@ def ranks_of_node(world_size: int) -> int:
 
 
 class Hosts:
-    """Groups that exchange values of all ranks through their hosts: within each node, between the nodes' first ranks,
-    and back.
+    """Groups that exchange values of all ranks in host memory: within nodes, between the nodes' first ranks, and back.
 
     A single group would connect each rank with every other one, and forward the values once per rank.
     """
@@ -191,8 +193,8 @@ class Hosts:
         return gathered
 
     def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
-        """Call ``give`` on all ranks, then ``decide`` with their values on the first, which returns an answer for each
-        rank; return this rank's. Raise OSError on all ranks if one of them raises it. A collective.
+        """Call ``give`` on all ranks, then ``decide`` on rank 0 with all values, for one answer per rank; return this
+        rank's answer. Raise OSError on all ranks if ``give`` or ``decide`` raises it on one. A collective.
         """
         try:
             mine: Given | OSError = give()

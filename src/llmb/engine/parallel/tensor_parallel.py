@@ -69,7 +69,7 @@ class Boundary(NamedTuple):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Maps the tokens of full sequences, [batch, seq], to hidden states that are sharded as between layers."""
+    """Maps tokens of full sequences, [batch, seq], to hidden states: of this rank's shard with sequence parallelism."""
 
     def __init__(self, full: nn.Embedding, boundary: Boundary) -> None:
         super().__init__(full.num_embeddings, full.embedding_dim, _weight=full.weight)
@@ -84,7 +84,7 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 def held_rows(tokens: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
-    """Return the tokens' rows in this rank's ``size`` rows of the embedding (any if not held), and which are held."""
+    """Return the tokens' indices in this rank's ``size`` rows of the embedding, and which tokens have a row there."""
     rows = tokens - group.rank * size
     held = (rows >= 0) & (rows < size)
     return rows.clamp(0, size - 1), held
@@ -144,9 +144,9 @@ def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
 
 
 def placement_of(path: str) -> Placement:
-    """Return how the parameters of the module at ``path`` are sharded.
+    """Return the placement of the parameters of the module at ``path``.
 
-    The matrix of an adapter on the side that is sharded in the layer is sharded, too; the other one is replicated.
+    An adapter's ``a`` is sharded if the layer's inputs are, and its ``b`` if the layer's outputs are.
     """
     *_, layer, kind, name = ("", "", *path.split("."))
     if kind != OWN:

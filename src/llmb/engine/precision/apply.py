@@ -34,7 +34,7 @@ from llmb.runs.plan import EnginePlan, Plan
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    """Convert attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
+    """Convert attention and feed-forward layers to FP8, after expert parallelism and before tensor parallelism.
 
     Do nothing without an FP8 recipe. Cast weights are kept for a step if parameters stay gathered that long. Raise
     EnvironmentProblem if the GPU has no FP8 and emulation was not requested.
@@ -132,7 +132,7 @@ def cast_attention_again(block: nn.Module) -> None:
 
 
 def fuse_activations(stage: nn.Module) -> None:
-    """Make MLPs and experts cast the results of activations without storing them; call it after ``join_casts``."""
+    """Make experts, and MLPs without biases, cast the results of activations without storing them in bf16."""
     for module in stage.modules():
         if isinstance(module, Experts):
             module.products = fused_fp8_products
@@ -143,15 +143,14 @@ def fuse_activations(stage: nn.Module) -> None:
 
 
 def fuse_rotation(stage: nn.Module) -> None:
-    """Make attention cast gradients as it rotates them back, in layers with nothing but a rotation between the
-    projections and the core; call it after ``join_casts``."""
+    """Make attention cast gradients as it rotates them back, in layers that ``only_rotates`` selects."""
     for module in stage.modules():
         if type(module) is Attention and only_rotates(module):
             module.__class__ = RotatedAttention
 
 
 def keep_from_forward_on(block: Block) -> None:
-    """Make ``block`` cast its weights once per step, before its forward pass, but those of experts before their own."""
+    """Make ``block`` and its routed experts each cast their weights once per step, before their forward passes."""
     block.kept = [layer for layer in caching_layers(block) if not isinstance(layer, Fp8Stack)]
     for module in block.modules():
         if isinstance(module, Experts):
@@ -178,8 +177,8 @@ def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
 
 @contextmanager
 def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
-    """Measure weights before the passes of a step, and update delayed scales after them. Current scaling sets those of
-    weights before the passes. Frozen weights are measured once, and their casts are kept.
+    """Measure the weights before the passes of a step, and update delayed scales after them. With current scaling, set
+    the weights' scales before the passes. Frozen weights are measured only once, and their casts are kept.
     """
     layers = fp8_layers(stage.model for stage in stages)
     if not layers:
@@ -208,7 +207,7 @@ def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
 
 
 def rank_weights(stages: Sequence[TrainedStage], layers: Sequence[Fp8Linear | Fp8Stack]) -> list[Tensor]:
-    """Return the layers' weights, or only this rank's parts if ranks update parts: others may still be in transit."""
+    """Return the layers' weights, or only the parts that this rank updates: other parts may still be in transit."""
     held: dict[Tensor, RankPart | None] = {each.parameter: each.part for one in stages for each in one.held()}
     weights: list[Tensor] = []
     for weight in (layer.weight for layer in layers):

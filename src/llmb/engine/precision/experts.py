@@ -83,7 +83,7 @@ def _(rows, _rows_inverse, gradients, _gradients_inverse, counts, _product_dtype
 
 
 def _multiply_into(result: Tensor, left: Scaled, right: Scaled, *, fast: bool, product_dtype: str) -> None:
-    """Write ``multiply`` to ``result``. Operands may be parts of larger matrices; they are copied only if necessary."""
+    """Write the product to ``result``. Operands may be parts of larger matrices; they are copied only if necessary."""
     column_major = right.values.t()
     if product_dtype == "fp8" and result.numel() and all(map(_fits, (left.values, column_major, result))):
         torch._scaled_mm(
@@ -108,7 +108,7 @@ def _fits(matrix: Tensor) -> bool:
 
 
 class Fp8Stack(Fp8Matrix):
-    """Computes in FP8 the products of one of the stacked matrices of ``experts``, [experts, inputs, outputs].
+    """Multiplies rows in FP8 by one of the stacks of matrices of ``experts``, [experts, inputs, outputs].
 
     Experts are multiplied one after the other; the host must know their numbers of rows.
     """
@@ -201,7 +201,7 @@ def fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
 def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
     """Compute ``fp8_products``, but cast activations and their gradients as they are computed.
 
-    Only for trained matrices and delayed scaling, with which the scales are known in advance.
+    This requires trained matrices, and delayed scaling, with which the scales are known in advance.
     """
     first, last = stacks = fp8_stacks(experts)
     probes = first.layer_scales.probe, last.layer_scales.probe

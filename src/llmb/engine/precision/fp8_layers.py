@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers in FP8: matrices, alone or joined. With trained weights and delayed scaling the scales are known in advance,
-so that some modules cast their results as they compute them:
+so that some modules cast values as they compute them:
 
 - MLPs cast the results of the activation.
 - Attention casts the gradients of query, key and value while it rotates them back.
@@ -301,7 +301,7 @@ class ProductFunction(torch.autograd.Function):
 class Fp8Activated(torch.autograd.Function):
     """The product, without a gradient, and a placeholder for its activation, with a gradient but without values.
 
-    So the gradient of the product is never stored in bf16. Only for trained weights and delayed scaling.
+    So the gradient of the product is never stored in bf16. This requires trained weights and delayed scaling.
     """
 
     @staticmethod

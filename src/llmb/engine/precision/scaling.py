@@ -25,7 +25,7 @@ FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
 LARGEST = (448.0, 448.0, 57344.0)
 """The largest values of these formats."""
 OVERFLOW = (464.0, 464.0, 61440.0)
-"""Half a step above: smaller values are rounded to the largest value."""
+"""Half a step above ``LARGEST``: values between the two are rounded to ``LARGEST``."""
 HISTORY_LENGTH = 1024
 LARGEST_SCALE = torch.finfo(torch.float32).max
 ALIGNED = 16
@@ -110,7 +110,7 @@ def cast_tensor(
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
-    """Return the product of the two unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
+    """Return the product of the matrices divided by their scales, [m, k] and [k, n], rounded from fp32 to bf16.
 
     left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulate with
     fewer bits if the device can. product_dtype: the dtype to which both matrices are cast, exactly; bf16 rounds the
@@ -144,10 +144,10 @@ def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
 
 
 class Scales:
-    """Scales and largest absolute values of the tensors of some layers, as [layers, 3]; all fp32.
+    """Scales and largest absolute values of the layers' ``INPUT``, ``WEIGHT`` and ``GRADIENT``: [layers, 3] fp32.
 
     amax: of the current step. history: of the latest steps, [layers, 3, ``length``], in any order.
-    counts: saturated tensors and tensors with non-finite values of the last step, [2] int64.
+    counts: the numbers of saturated tensors and of tensors with non-finite values in the last step, [2] int64.
     frozen_weights: the largest absolute values of weights that do not change, [layers]; None until they are known.
     group: the ranks whose parts of these tensors share a scale.
     leaders: for each layer, the first of the layers with which it shares scales; by default the layer itself.
@@ -176,7 +176,7 @@ class Scales:
         self.leads = self.leaders == torch.arange(layers, device=device)
 
     def of_all(self, values: Tensor) -> Tensor:
-        """Return for each layer the largest of the values of the layers that share its scales: [layers, ...]."""
+        """Return for each layer the largest value of all layers that share its scales: [layers, ...]."""
         leaders = self.leaders.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         largest = torch.scatter_reduce(values, 0, leaders, values, "amax")
         return largest.index_select(0, self.leaders)
@@ -219,9 +219,8 @@ class Scales:
 class LayerScales:
     """One layer's part of ``Scales``, with a hook that records largest values.
 
-    ``probe`` is an operand of the layer's product that does not change it. Its "gradient", once per backward pass,
-    holds the largest values of input and gradient. So nothing is written within the passes, which may be compiled or
-    recomputed.
+    ``probe`` is an operand of the layer's product that does not affect the result. In each backward pass its "gradient"
+    holds the largest values of input and gradient: passes, which may be compiled or recomputed, must not write them.
     """
 
     def __init__(self, scales: Scales, number: int) -> None:
