@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
+"""Chooses the attention backend of a run: tries the device's backends with the model's own attention and shapes.
 
 Every rank tries them with its own layers and its own part of the sequences, which differ with pipeline and context
 parallelism. The first rank times them, and all ranks use its fastest one. The time depends only on shapes, so inputs
@@ -66,12 +66,12 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 
 class BackendTrial(NamedTuple):
     """A trial of one layer of each kind. milliseconds: extrapolated to all layers; None if not timed. distance: the
-    largest of its results from exact ones, relative to their norms; None if not compared."""
+    largest relative distance of a result or gradient from the exact one; None if not compared."""
 
     milliseconds: float | None
     distance: float | None
     wrong: str | None
-    """The problem with a result that is not accurate enough; None if all are."""
+    """The problem with a result or gradient that is not accurate enough; None if all are accurate."""
 
 
 @contextmanager
@@ -171,7 +171,7 @@ Measure = Callable[[bool], BackendTrial]
 def try_kernel(
     backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
 ) -> list[Trial]:
-    """Try the heads as they are; if ``grouped``, also try repeated heads if that fails, or to compare times."""
+    """Try the heads as they are; if ``grouped``, also try repeated heads if the first trial fails or times matter."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if not grouped or (trial.problem is None and not timed):
         return [trial]
@@ -226,7 +226,7 @@ def first_documents(plan: EnginePlan) -> Tensor | None:
 
 
 def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
-    """Return random query, key and value of one micro-batch, with the shapes that an attention layer gets."""
+    """Return random query, key and value of one micro-batch, with the shapes that they have in an attention layer."""
     layout, device = plan.recipe.layout, ranks.device
     model = rank_model(plan.recipe.model, layout)
     generator = torch.Generator(device).manual_seed(plan.seed)
@@ -241,7 +241,7 @@ def query_key_value(plan: EnginePlan, ranks: Ranks) -> tuple[Tensor, Tensor, Ten
 
 
 def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:
-    """Return the first micro-batch's documents, as segments or, without ``varlen``, masks; None if it is not packed."""
+    """Return the first micro-batch's documents as segments if ``varlen``, else as masks; None if it is not packed."""
     layout, device = plan.recipe.layout, ranks.device
     model = rank_model(plan.recipe.model, layout)
     starts = first_documents(plan)
@@ -284,7 +284,7 @@ def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float
 
 
 def forget_memory(device: torch.device) -> None:
-    """Free the GPU memory that the trials leave cached, and reset the peak statistics."""
+    """Free cached GPU memory, and reset the statistics of peak memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -316,12 +316,12 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
 
 
 def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """Return the distances of a kernel's result and gradients from the exact ones, relative to the exact norms."""
+    """Return the distance of each result from the exact one, relative to the exact one's norm."""
     return [float((one.float() - other).norm() / other.norm()) for one, other in zip(results, exact, strict=True)]
 
 
 def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:
-    """Describe the first result or gradient that is not finite or further than ``bound`` from exact, or return None."""
+    """Describe the first of ``RESULTS`` that is not finite or differs by more than ``bound``; None if there is none."""
     for name, distance in zip(RESULTS, distances, strict=True):
         if not math.isfinite(distance):
             return f"its {name} is not finite"

@@ -159,7 +159,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 def load_start(
     plan: EnginePlan, folder: RunFolder, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, progress: Progress
 ) -> None:
-    """Load the weights that the plan starts with, then the checkpoint that it resumes from. A collective."""
+    """Load the weights that the plan starts with, if any, then the checkpoint that it resumes from. A collective."""
 
     def load(path: Path, read: Callable[[], CheckpointTime]) -> None:
         verified = verify_checkpoint(
@@ -267,7 +267,7 @@ def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bo
 
 
 def collect_garbage(number: int) -> None:
-    """Collect garbage only after fixed numbers of steps, on all ranks together: a pause of one stalls the others."""
+    """Collect garbage only at every hundredth step, on all ranks together: a pause of one rank stalls the others."""
     gc.disable()
     if number % STEPS_BETWEEN_COLLECTIONS == 0:
         gc.collect()

@@ -103,7 +103,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's lines, except those of collectives, from the user's log to the run folder; only report a failure."""
+    """Copy NCCL's lines, except those of collectives, from the user's log to the run folder; print if that fails."""
     if log is None:
         return
     kept = network_log(folder, _rank())

@@ -166,8 +166,9 @@ def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
 
 
 def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return the norm over all ranks, 0-d fp64; a gradient that several ranks hold counts once. In fp32, the fifth
-    digit of a large gradient's sum of squares would depend on how it is sharded.
+    """Return the norm of all ranks' gradients, 0-d fp64; each is paired with the number of ranks that hold it.
+
+    In fp32, the fifth digit of a large gradient's sum of squares would depend on how it is sharded.
     """
     shared: dict[int, list[Tensor]] = defaultdict(list)
     for gradient, copies in gradients:

@@ -82,7 +82,10 @@ class StepProfiler:
 
 
 class TorchRecorder:
-    """Writes a trace of the PyTorch profiler, for chrome://tracing, Perfetto and ``llmb trace``."""
+    """Writes a trace of the PyTorch profiler, for chrome://tracing, Perfetto and ``llmb trace``.
+
+    Raise EnvironmentProblem if the folder of ``path``, or the one for temporary files, cannot be written to.
+    """
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
@@ -119,7 +122,7 @@ class TorchRecorder:
 def pack(whole: Path, packed: Path) -> None:
     """Compress a trace; raise OSError if it is missing or empty: torch reports no error if it cannot write it."""
     if not whole.exists() or not whole.stat().st_size:
-        raise OSError(errno.EIO, "torch wrote no trace; if the disk is full, set TMPDIR to another", str(whole.parent))
+        raise OSError(errno.EIO, "torch wrote no trace; set TMPDIR to a folder with more space", str(whole.parent))
     with whole.open("rb") as source, gzip.open(packed, "wb") as target:
         shutil.copyfileobj(source, target)
 
@@ -135,7 +138,7 @@ class NsysRecorder:
 
 
 class NcclTrace:
-    """Records the size of this rank's NCCL log at the beginning and end of each step: its lines contain no steps.
+    """Records the size of this rank's NCCL log when a step begins or ends, because its lines do not contain the step.
 
     NCCL writes and flushes a line when a collective is called, on the calling thread.
     """

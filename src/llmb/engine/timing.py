@@ -49,7 +49,7 @@ class LayerSeconds(NamedTuple):
 
 
 class LayerTimes:
-    """Times the layers of ``stages``; to be created last, so that it wraps all other wrappers of forward passes."""
+    """Times the layers of ``stages``. Create it last, so that it wraps all other wrappers of forward passes."""
 
     def __init__(self, stages: Sequence[Decoder], device: torch.device) -> None:
         self.device = device
@@ -84,7 +84,7 @@ def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
 class ExpertLoadCounter:
     """Counts the tokens of all ranks that choose each routed expert, per step and over all steps.
 
-    Every rank must have one and call it after the same steps.
+    Every rank must have a counter, and call its ``of_step`` after the same steps.
     """
 
     def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
@@ -116,8 +116,9 @@ class ExpertLoadCounter:
         self.columns[number, -1] += rows.sum()
 
     def of_step(self) -> Tensor | None:
-        """Return the ``summary`` of the load since the last call, over all ranks, and ``by_layer`` of the layers with
-        experts; None for a model without experts or a rank that is alone."""
+        """Return ``summary`` and ``by_layer`` of all ranks' load since the last call, in one dimension. A collective.
+
+        Return None for a model without experts, or if this rank is alone."""
         if not self.experts:
             return None
         dist.all_reduce(self.columns)
@@ -150,10 +151,10 @@ def summary(counts: Tensor, dropped: Tensor) -> Tensor:
 
 
 def by_layer(counts: Tensor, rows: Tensor) -> Tensor:
-    """Return the load of the busiest expert and of the fullest rank of each layer over the mean, [2, layers] fp64.
+    """Return each layer's load of the busiest expert and of the fullest rank, divided by the mean: [2, layers] fp64.
 
-    counts: tokens per expert, [layers, experts]. rows: those of the fullest rank times the number of ranks, and of all
-    ranks, [layers, 2]; zeros if all compute as many. The result stays on the device.
+    counts: tokens per expert, [layers, experts]. rows: the fullest rank's rows times the number of ranks, and those of
+    all ranks, [layers, 2]; zeros if every rank has the same number. The result stays on the device.
     """
     experts = counts.amax(-1) / counts.double().mean(-1).clamp(min=1 / counts.shape[1])
     return torch.stack((experts, (rows[:, 0] / rows[:, 1].double().clamp(min=1)).where(rows[:, 1] > 0, 1.0)))
@@ -178,8 +179,8 @@ def expert_load(values: Sequence[float]) -> ExpertLoad | None:
 class PendingStep:
     """A step that the device may still be working on. ``values`` are valid once ``ended`` has passed.
 
-    values: this rank's loss (0 if it has none) and the gradient norm, then the load of experts and the FP8 counts of a
-    run with experts or FP8.
+    values: this rank's loss (0 if it has none), the gradient norm and, in a run with experts or FP8, the load of
+    experts and the FP8 counts.
     """
 
     number: int
@@ -239,7 +240,7 @@ class StepReader:
         self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
-        """Begin a step, at the end of the previous one if that is still running. ``saving`` is as in ``Step``."""
+        """Begin a step, at the end of the previous one if the device still runs that. saving: see ``Step``."""
         self.number, self.saving = number, saving
         self.pause_s = time.perf_counter() - self.read_s if self.read_s is not None else 0.0
         self.layers.begin()
@@ -264,7 +265,6 @@ class StepReader:
         self.read_s = time.perf_counter()
 
     def _read(self, pending: PendingStep) -> CompleteStep:
-        """Return a step with the values of all existing ranks: every rank returns the same step."""
         asked_s = time.perf_counter()
         pending.ended.wait()
         seen_s = time.time()

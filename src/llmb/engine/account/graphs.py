@@ -450,7 +450,7 @@ MOVES = frozenset(
         torch.ops.prims.iota,
     }
 )
-"""Operators that are computed where they are read, like all those that torch declares element-wise."""
+"""Operators that Inductor fuses into those that read their results, like those that torch declares element-wise."""
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, aten.var_mean, aten.argmax})
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m llmb.engine.account.one_rank JOB``: counts one rank of a run, on a CPU, without the others.
+"""``python -m llmb.engine.account.one_rank JOB``: counts the memory, FLOPs and messages of one rank, on a CPU.
 
 Tensors are fake: they have shapes but no values, and take no memory. The process group is fake, too. The rest is the
-engine's own. A step of many micro-batches is extrapolated from two shorter ones: in the steady state of a pipeline,
-every further round of micro-batches adds the same counts.
+engine's own code. A step of many micro-batches is extrapolated from two shorter ones: in the steady state of a
+pipeline, every further round of micro-batches adds the same counts.
 """
 
 import gc
@@ -271,7 +271,7 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """Update the sizes of parameters that FSDP has freed or gathered; a module's first and last show if it has."""
+        """Update the sizes of modules' parameters if FSDP has freed or gathered the first or the last of a module."""
         for tensors in self.gathered.values():
             ends = (*tensors[:1], *tensors[-1:])
             if sum(self.memory.resize(each.untyped_storage()) for each in ends):
@@ -355,7 +355,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """Count a step with ``ledger``, which follows ``stages``. extends: extrapolate from shorter steps if possible."""
+    """Count a rank's step with ``ledger``, which follows ``stages``. extends: extrapolate from shorter steps."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")
@@ -406,7 +406,7 @@ def counted(ledger: Ledger, ranks: Ranks) -> Counts:
 
 
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
-    """Count the memory, FLOPs and messages of one rank without starting the others; also return the last ledger.
+    """Count the memory, FLOPs and messages of one rank without starting the others; also return the ledger.
 
     This works once per process, as ``lone_rank`` does.
     """

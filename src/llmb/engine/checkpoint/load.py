@@ -55,7 +55,7 @@ MOST_THREADS = 8
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
     """Verify the checksums of the files if ``wanted``, log and return the result. A collective of all ranks.
 
-    ``on_block`` is called for every few MiB. Raise UsageError on all ranks if a file has changed or cannot be read.
+    ``on_block`` is called after every few MiB. Raise UsageError on all ranks if a file has changed or cannot be read.
     """
     began = time.perf_counter()
     if not wanted:
@@ -79,7 +79,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages`` except those of adapters, converted to their dtypes here; return the time.
+    """Read all parameters of ``stages``, except those of adapters, as the dtypes that they have here; return the time.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
     missing or cannot be read.
@@ -208,7 +208,7 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Accepts only ``types``, and members of their enums. ``writer`` is the program that writes them."""
+    """Accepts only ``types``, and members of enums among these. writer: the program that saved the checkpoint."""
 
     types = METADATA_TYPES
     writer = "llmb"

@@ -29,9 +29,9 @@ Parts = TypeVar("Parts", bound=tuple[Any, ...])
 class MicroBatch(NamedTuple):
     """Tokens, labels and starts of complete sequences, [MBS, seq] each.
 
-    starts: the position at which the document of each token begins; None if each sequence is one document. taken: the
-    number of places that documents fill in each sequence, followed by padding; None without padding. segments: the
-    documents of this rank's part of the sequences, for variable-length attention; None for attention with masks.
+    starts: the index at which the document of each token begins; None if each sequence is one document. taken: the
+    number of tokens in each sequence, which padding follows; None without padding. segments: the documents of this
+    rank's part of the sequences, for variable-length attention; None for attention with masks.
     """
 
     tokens: Tensor
@@ -52,8 +52,8 @@ class TrainingData(Protocol):
 
 
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
-    """Return the numbers of the samples in every micro-batch of a rank. Together, all ranks train on the GBS samples
-    from ``first_sample`` on, whatever the layout.
+    """Yield the numbers of the samples in each of a rank's micro-batches: for all ranks together, GBS consecutive
+    numbers from ``first_sample``, whatever the layout.
     """
     for index in range(layout.ga):
         first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
@@ -113,8 +113,8 @@ STEPS_AHEAD = 1
 
 
 class Figures(NamedTuple):
-    """Sums over samples of a step. ``tokens`` are the places that documents fill. sum_of_squares: of document
-    lengths; chunked_sum_of_squares: of the lengths of their attention chunks; 0 if sequences are not packed.
+    """Sums over samples of a step. tokens: without padding. sum_of_squares: of document lengths.
+    chunked_sum_of_squares: of the lengths of documents' attention chunks. Both are 0 if sequences are not packed.
     """
 
     tokens: int
@@ -142,7 +142,7 @@ class StepSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankData:
-    """One rank's samples of ``data``. ``varlen``: documents are segments for variable-length attention, not masks."""
+    """One rank's samples of ``data``. varlen: True if documents are segments for variable-length attention."""
 
     data: TrainingData
     plan: EnginePlan
@@ -150,7 +150,7 @@ class RankData:
     cp_rank: int
     varlen: bool
     longest: int
-    """Maximum tokens of a document."""
+    """Maximum number of tokens in a document."""
 
     def step(self, number: int) -> StepData:
         layout = self.plan.recipe.layout
@@ -218,7 +218,7 @@ class Loader:
                 self.ready.get(timeout=0.01)
 
     def step(self, number: int) -> StepData:
-        """Return the data of the next step; raise the error of the thread, or ValueError for another step."""
+        """Return the data of the next step; raise the thread's error, or ValueError if ``number`` is another step."""
         if number != self.next:
             raise ValueError(f"the loader is at step {self.next}, not {number}")
         self.next += 1

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class TokenSpan(NamedTuple):
-    """``length`` queries from index ``query``, which attend to keys from ``key`` on; ``own_key``: the first's own key."""
+    """``length`` queries from index ``query``; their own keys begin at ``own_key``, and earlier ones at ``key``."""
 
     query: int
     length: int

@@ -72,7 +72,7 @@ class RankPart:
 
 
 class Held(NamedTuple):
-    """A parameter's values on this rank, fp32 if trained: sharded like it or, with a ``part``, only those, [elements]."""
+    """A parameter's values on this rank, fp32 if trained: sharded like it or, with a ``part``, that part, flattened."""
 
     name: str
     parameter: nn.Parameter

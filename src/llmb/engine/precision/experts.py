@@ -134,7 +134,6 @@ class Fp8Stack(Fp8Matrix):
         return product
 
     def cast(self, rows: Tensor, which: int, *, transposes: bool) -> Cast:
-        """Cast an input or a gradient, with the rows of all experts."""
         scales = self.layer_scales
         return cast_tensor(rows, which, scales.factors[which], delayed=scales.delayed, transposes=transposes)
 

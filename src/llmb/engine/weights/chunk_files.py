@@ -53,7 +53,7 @@ from llmb.runs.folder import write_atomically
 from llmb.runs.huggingface.tensors import Shape, plan_shards
 
 CHUNK_BYTES = 2**27
-"""Large enough for efficient access to a disk, and small enough for a rank that reads whole chunks to get its shard."""
+"""Largest chunk: large enough for efficient disk access, and small enough for ranks, which read whole chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
     state = folder / IMPORTED / "source.json"
     same = state.is_file() and state.read_text() == key
     if state.is_file() and not same:
-        on_note("starting again from the first file: the earlier import had different files, options or llmb")
+        on_note("starting again from the first file: the earlier import had other files, options or version of llmb")
     kept = finished_files(folder) if same else []
     for left in (folder / WEIGHTS, folder / IMPORTED):
         left.mkdir(exist_ok=True)

@@ -87,7 +87,10 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that compute what merged adapters add to parameters; raise UsageError if one cannot be read."""
+    """Return functions that compute what the merged adapters add to parameters, by parameter.
+
+    Raise UsageError if an adapter cannot be read.
+    """
     if job.merged is None:
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)

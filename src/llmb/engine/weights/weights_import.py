@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in their own dtypes.
+"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in the stored dtypes.
 
 Megatron-Core saves a layer's tensors under one name for all layers, [layers, ...], or under a name for each layer.
 Query, key and value form one tensor: for each query group its queries, its key and its value. Gate and up form another.
@@ -103,7 +103,7 @@ LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_"
 NEMO_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}
-"""These metadata also describe objects, which are never read."""
+"""NeMo's metadata also describe objects, which are never read."""
 
 
 class NemoTensor(NamedTuple):
@@ -130,7 +130,7 @@ IN_LAYER = {
     "mlp.down_proj.weight": NemoTensor("mlp.linear_fc2.weight", "whole"),
 }
 VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
-"""Tensors that may be padded by further rows."""
+"""Tensors with a row per token of the vocabulary, which may be padded with further rows."""
 
 
 class NemoSource(NamedTuple):
@@ -350,7 +350,7 @@ class HuggingFaceParameters:
 
 
 def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Write the checkpoint's ``weights``; each process has one chunk in memory at a time, or one tensor if from NeMo.
+    """Write the checkpoint's ``weights``, with one chunk (from NeMo, one tensor) per process in memory at a time.
 
     Raise UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
     value is not finite.
@@ -402,7 +402,7 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Return rows of a parameter; ``matrices`` tensors, [outputs, inputs], form a row if each expert is separate."""
+    """Return rows of a parameter, of which each consists of ``matrices`` tensors, [outputs, inputs]; 0: one tensor."""
     if not matrices:
         return files.rows(sources[0], chunk.first, chunk.end)
     return torch.stack(
