@@ -65,7 +65,7 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 
 
 class BackendTrial(NamedTuple):
-    """A trial of one layer of each kind. milliseconds: extrapolated to all layers; None if not timed. distance: the
+    """The result of trying one layer of each kind. milliseconds: for all layers; None if not timed. distance: the
     largest relative distance of a result or gradient from the exact one; None if not compared."""
 
     milliseconds: float | None
@@ -180,7 +180,7 @@ def try_kernel(
 
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
-    """Return the trial of all ranks, as a collective; without ``ranks``, return that of this process."""
+    """Try ``backend`` and return the result of all ranks, as a collective; without ``ranks``, of this process."""
     own, refusal = BackendTrial(None, None, None), None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -50,9 +50,9 @@ def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """Exchange rows: ``sent[i]`` rows go to rank i, in the order of ranks; ``received[i]`` rows come from it.
+    """Exchange rows: ``sent[i]`` rows go to rank i, in the order of ranks; ``received[i]`` rows come from rank i.
 
-    Gradients are exchanged in the opposite direction. Not for compiled code.
+    Gradients are exchanged in the opposite direction. Compiled code cannot call this function.
     """
     return finish_all_to_all(start_all_to_all(rows, sent, received, group))
 
@@ -60,7 +60,7 @@ def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group)
 def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
     """Begin ``all_to_all``; pass the result only to ``finish_all_to_all``.
 
-    Computation between the two calls overlaps with the exchange, and its backward pass with that of the gradients.
+    Computation between the two calls overlaps with the exchange, as does its backward pass with that of the gradients.
     """
     started: Tensor = _StartAllToAll.apply(rows, sent, received, group)
     return started
@@ -197,20 +197,20 @@ def _exchanging(rows: Tensor, sent: list[int], received: list[int], group: Group
 
 
 def start_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
-    """Begin to gather along ``dim``, without a gradient; the result is for ``finish``."""
+    """Begin to gather along ``dim``, without a gradient; pass the result to ``finish``."""
     started: Tensor = c10d.all_gather_into_tensor(shard.movedim(dim, 0).contiguous(), group.size, group.name)
     return started
 
 
 def start_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
-    """Begin to reduce and scatter along ``dim``, without a gradient; the result is for ``finish``."""
+    """Begin to reduce and scatter along ``dim``, without a gradient; pass the result to ``finish``."""
     rows = full.movedim(dim, 0).contiguous()
     started: Tensor = c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name)
     return started
 
 
 def finish(started: Tensor, dim: int) -> Tensor:
-    """Wait for a result of ``start_gather`` or ``start_scatter``, and return it in its shape."""
+    """Wait for a result of ``start_gather`` or ``start_scatter``; return it with the dimensions in order."""
     completed: Tensor = c10d.wait_tensor(started)
     return completed.movedim(0, dim)
 

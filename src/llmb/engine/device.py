@@ -64,7 +64,7 @@ def exact_fp32() -> None:
 
 
 def memory(device: torch.device) -> Memory:
-    """Return the memory allocated by PyTorch on a GPU, or the resident set of the process on a CPU."""
+    """Return the memory that PyTorch has allocated on a GPU, or the resident memory of the process on a CPU."""
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
     statm = Path("/proc/self/statm")

@@ -76,7 +76,7 @@ def cudnn_text(version: int | None) -> str | None:
 
 
 def node_gpus(node: str) -> NodeGpus:
-    """Return all GPUs that nvidia-smi shows on this node; none if it is missing or fails."""
+    """Return all GPUs that nvidia-smi shows on this node; no GPUs if nvidia-smi is missing or fails."""
     for fields in QUERIES:
         said = ask_program(command(fields), QUERY_S)
         if said.code is None:
@@ -131,7 +131,7 @@ def nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that may affect a run's speed, except secrets and those of the store."""
+    """Return the environment variables that may affect a run's speed, except secrets and the store's settings."""
     variables = sorted(without_secrets(environ).items())
     return {name: value for name, value in variables if name.startswith(RECORDED) and not name.startswith(STORE)}
 

@@ -35,7 +35,7 @@ MOST_VALUES = 2**26
 MOST_EXPERTS = 2
 """Maximum number of matrices of a stack to compare: all are cast in the same way."""
 SCALE = 100.0
-"""With this scale, casts to e4m3 clamp a few of many normally distributed values, and round the others."""
+"""With this scale, casts of normally distributed values to e4m3 clamp a few of them and round the rest."""
 
 
 class KernelTrial(NamedTuple):
@@ -62,7 +62,7 @@ class RankShapes(NamedTuple):
 
 
 class Values:
-    """Draws random bf16 tensors on a device, the same ones for every run with this seed."""
+    """Draws random bf16 tensors on a device, reproducibly for a seed."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """Return the first rank's checks, and failed ones of others; none unless a GPU trains in FP8. A collective."""
+    """Return the first rank's checks, and the failed ones of all others; only FP8 on GPUs has any. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the variables that make NCCL log what llmb needs, in addition to what the user wants; NCCL reads them once.
+"""Sets the variables that make NCCL log what llmb needs, in addition to what the user has requested.
 
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 """
@@ -34,7 +34,7 @@ def ask_for_topology(plan: Plan, folder: RunFolder) -> None:
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """Make NCCL log collectives with ``--nccl-trace``, and the network on the first rank of each of several GPU nodes.
+    """Make NCCL log collectives with ``--nccl-trace`` and, on the first rank of each GPU node if several, the network.
 
     Return the user's own log file if NCCL writes there, else None.
     """
@@ -103,7 +103,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's lines, except those of collectives, from the user's log to the run folder; print if that fails."""
+    """Copy NCCL's lines, except those of collectives, from the user's log to the run folder; print an error."""
     if log is None:
         return
     kept = network_log(folder, _rank())

@@ -27,7 +27,7 @@ class Trained:
 
     part: the elements that this rank updates; None for its whole shard. master: the parameter if it is fp32, else its
     fp32 values. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the device.
-    copies: the number of ranks that do the same update, or None for the replica of another stage's embedding.
+    copies: the number of ranks with the same update, or None for the replica of another stage's embedding.
     """
 
     parameter: nn.Parameter
@@ -65,7 +65,7 @@ class Trained:
 class AdamW:
     """AdamW with torch's fused kernel. Gradients are divided by ``divisor``, 0-d fp32 on the device.
 
-    ``state`` has the entries that the state of torch's AdamW has, under the same names.
+    ``state`` has the same entries as the state of torch's AdamW.
     """
 
     def __init__(self, trained: Sequence[Trained], training: Training, device: torch.device) -> None:
@@ -144,7 +144,7 @@ def trained_in(stage: TrainedStage, training: Training) -> Iterator[Trained]:
 
 
 def learning_rate(training: Training, step: int) -> float:
-    """Return the rate of a step, counted from 0: linear warm-up to the peak, then cosine decay to the minimum."""
+    """Return a step's learning rate: linear warm-up to the peak, then cosine decay to the minimum. step: from 0 on."""
     if step < training.warmup_steps:
         return training.peak_lr * (step + 1) / (training.warmup_steps + 1)
     span = max(1, training.decay_steps - training.warmup_steps)

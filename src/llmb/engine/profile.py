@@ -27,7 +27,7 @@ from llmb.runs.trace_reports import nccl_log, profile_file
 
 
 class StepProfiler:
-    """Profiles this rank's steps; ``step`` has to be entered around each training step."""
+    """Profiles this rank's steps; enter ``step`` around each training step."""
 
     def __init__(self, plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
         self.plan = plan

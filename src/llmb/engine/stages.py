@@ -93,7 +93,7 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
     """Return the ranks to exchange gradients and updates with. Gradients are summed over ranks in ``dtype``.
 
     An expert's gradient already includes the tokens of all ranks of a pipeline stage, so the sum over ranks is divided
-    by the same number as that of any other parameter.
+    by the same number as for all other parameters.
     """
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:
@@ -172,7 +172,7 @@ def kinds(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> dict[tuple[
 
 
 def empty(parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device, pieces: int = 1) -> Tensor:
-    """Allocate a buffer for the local shards of the parameters, padded to a size that ``pieces`` equal pieces have."""
+    """Allocate a buffer for the local shards of the parameters, padded for ``pieces`` pieces of equal size."""
     return torch.empty(padded_size(sum(sizes_of(parameters)), pieces), dtype=dtype, device=device)
 
 
@@ -213,7 +213,7 @@ def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
 
 
 def _to_fp32(parameter: Tensor) -> None:
-    """Convert the first micro-batch's gradient to fp32; autograd adds those of the others to it in place."""
+    """Convert the first micro-batch's gradient to fp32; autograd adds later gradients to it in place."""
     assert parameter.grad is not None
     if parameter.grad.dtype is not torch.float32:
         parameter.grad = parameter.grad.float()
@@ -254,7 +254,7 @@ def is_replicated(weight: Tensor) -> bool:
 
 
 def overlap_exchange(stages: Sequence[TrainedStage]) -> None:
-    """Exchange gradients during the backward pass, and await other ranks' updates during the forward pass."""
+    """Make stages exchange gradients during the backward pass, and await others' updates during the forward pass."""
     reduction = Reduction()
     for stage in stages:
         stage.reduction = reduction

@@ -42,7 +42,7 @@ Span = tuple[Moment, Moment]
 
 
 class LayerSeconds(NamedTuple):
-    """A rank's forward times in a step, in seconds. layer_s: mean per layer. outside_s: before and between layers."""
+    """A rank's forward times in a step, in seconds. layer_s: mean per layer. outside_s: outside of layers."""
 
     layer_s: float
     outside_s: float
@@ -137,10 +137,9 @@ class ExpertLoadCounter:
 
 
 def summary(counts: Tensor, dropped: Tensor) -> Tensor:
-    """Return the first fields of ``ExpertLoad``, [3] fp64. counts: tokens per expert, [layers, experts]. dropped:
-    [layers].
+    """Return the first fields of ``ExpertLoad``, [3] fp64, on the device. Layers without tokens are ignored.
 
-    Layers without tokens are ignored. The result stays on the device.
+    counts: tokens per expert, [layers, experts]. dropped: dropped tokens, [layers].
     """
     used = counts.any(-1)
     rows = counts.double()
@@ -179,8 +178,8 @@ def expert_load(values: Sequence[float]) -> ExpertLoad | None:
 class PendingStep:
     """A step that the device may still be working on. ``values`` are valid once ``ended`` has passed.
 
-    values: this rank's loss (0 if it has none), the gradient norm and, in a run with experts or FP8, the load of
-    experts and the FP8 counts.
+    values: this rank's loss (0 if it has none) and the gradient norm, then the load of experts and the FP8 counts, if
+    the run has them.
     """
 
     number: int
@@ -240,7 +239,7 @@ class StepReader:
         self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
-        """Begin a step, at the end of the previous one if the device still runs that. saving: see ``Step``."""
+        """Begin a step now or, if values of the previous step are pending, at its end. saving: see ``Step``."""
         self.number, self.saving = number, saving
         self.pause_s = time.perf_counter() - self.read_s if self.read_s is not None else 0.0
         self.layers.begin()
@@ -258,7 +257,7 @@ class StepReader:
         )
 
     def read(self, *, all_steps: bool) -> Iterator[CompleteStep]:
-        """Yield all pending steps or, without ``all_steps``, those that can be read without stalling the device."""
+        """Yield all pending steps or, unless ``all_steps``, only steps that can be read without stalling the device."""
         left = 1 if self.queues and not all_steps else 0
         while len(self.pending) > left:
             yield self._read(self.pending.popleft())

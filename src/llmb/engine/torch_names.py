@@ -62,7 +62,7 @@ ACCOUNT = (
 WEIGHTS = ("torch.distributed.checkpoint.utils._create_file_view",)
 """Additional names for converting weights."""
 BENCH = ("torch.cuda._sleep",)
-"""Additional names for measuring a machine's parts."""
+"""Additional names for ``llmb bench``."""
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -37,7 +37,7 @@ from llmb.engine.precision.experts import expert_products
 from llmb.runs.plan import EnginePlan
 
 CompilerBackend = str | Callable[..., Any]
-"""The name of one of torch's backends, or a backend function."""
+"""The name of one of torch's compiler backends, or a backend function."""
 INDUCTOR = "inductor"
 
 
@@ -60,7 +60,7 @@ SAVED = frozenset(
         torch.ops._c10d_functional.wait_tensor.default,
     }
 )
-"""Operators with results that ``selective`` saves for the backward pass: those most expensive for their size.
+"""Operators whose results ``selective`` recompute saves: they take the most time for their size.
 
 The result of a reduce-scatter is a fraction of the size of the products that it sums. An all-to-all is saved because
 its wait is: if it were recomputed, nothing would wait for it."""
@@ -164,7 +164,7 @@ def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], 
 
 
 def hide_gathering(model: Decoder) -> None:
-    """Hide from ``selective`` what FSDP does before and after a module inside a block, such as routed experts.
+    """Hide from ``selective`` recompute what FSDP's hooks do for modules inside a block, such as routed experts.
 
     Recomputation has to run the same operations as the forward pass, but by then parameters may already be gathered.
     """

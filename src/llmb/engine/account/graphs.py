@@ -6,10 +6,10 @@ torch's ``flop_registry`` lacks the engine's operators and some of torch's own, 
 the work of attention.
 
 torch traces and partitions blocks as for Inductor, so that the same tensors are saved for the backward pass. A call of
-a graph then creates the results, and counts the memory that the graph needs: Inductor fuses operators if it can, so
-memory is taken by the results of products, attention, collectives and reductions, by the operands of all of them but
-reductions, and by the graph's own results. Functions of ``engine.kernels``, which are one kernel each on a GPU, are
-traced as the equivalent torch code: with ``fuses``, only their results take memory, and these are not recomputed.
+a graph then creates the results, and counts the graph's memory. Inductor fuses operators if it can, so only these take
+memory: results of products, attention, collectives and reductions, operands of all of these except reductions, and the
+graph's own results. Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the equivalent
+torch code: with ``fuses``, only their results take memory, and these are not recomputed.
 """
 
 import operator
@@ -62,7 +62,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "barrier": ("barrier", "tensor"),
     }
 )
-"""The kind of each operator, and its argument, or result, with the whole message that a rank handles."""
+"""The kind of each collective operator, and the argument (or ``RESULT``) with the whole message that a rank handles."""
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
 """Numbers of products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""
@@ -72,7 +72,7 @@ ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attenti
 
 
 class Message(NamedTuple):
-    """A call of a collective. group: torch's name for it. peer: the other rank in the group of a send or a receive."""
+    """A call of a collective. group: torch's name of the group. peer: the other rank of a send or a receive."""
 
     kind: str
     group: str
@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Map torch's names of groups to ``world`` or a dimension of the layout, the first if a group serves several."""
+    """Map torch's group names to ``world`` or a dimension of the layout: the first one if a group serves several."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 if it has no product; raise NotImplementedError for llmb's own without a count."""
+    """Return an operator's FLOPs, 0 if it has no product; raise NotImplementedError for one of llmb not in ``OWN``."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -203,7 +203,7 @@ KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
 """Key of a node's ``meta``, True for intermediate values of a kernel."""
 LONG_LIVED = ("primals", "tangents", "arg")
-"""Prefixes of arguments that have other owners while the graph runs; all others are owned by the graph alone."""
+"""Prefixes of the names of arguments that others keep while the graph runs; all other arguments are freed after use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ PARTS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
 )
 """The code of operators that consist of several steps, by operator."""
 Called = Callable[[Graph, Callable[[], tuple[Any, ...]]], tuple[Any, ...]]
-"""Counts a call of a graph, and returns the results of the function that it receives."""
+"""A function that counts a call of the graph, then calls its second argument and returns the results."""
 
 
 def counting_backend(called: Called, run: Run, *, fuses: bool) -> CompilerBackend:
@@ -369,7 +369,7 @@ def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
 
 
 def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)
-    """Return an empty tensor like ``value``, or any other value unchanged; the compiler's symbols become numbers."""
+    """Return an empty tensor for a tensor, a number for the compiler's symbol, or any other value unchanged."""
     if not isinstance(value, Tensor):
         return number_of(value) if isinstance(value, torch.SymInt) else value
     shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))
@@ -381,7 +381,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return the largest growth of memory in use, in bytes, if arguments without other owners are freed after use.
+    """Return the largest growth of memory in use, in bytes. Arguments are freed after use, except ``LONG_LIVED`` ones.
 
     within: the peak bytes of operators that consist of several steps.
     """
@@ -450,7 +450,7 @@ MOVES = frozenset(
         torch.ops.prims.iota,
     }
 )
-"""Operators that Inductor fuses into those that read their results, like those that torch declares element-wise."""
+"""Operators to treat as element-wise, in addition to those that torch declares element-wise: Inductor fuses them."""
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, aten.var_mean, aten.argmax})
 
 

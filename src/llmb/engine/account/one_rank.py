@@ -109,7 +109,7 @@ class LiveBytes:
         return True
 
     def note_peak(self, more: Mapping[str, int] | None = None) -> None:
-        """Record the current use if it is the peak so far; ``more`` is in use in addition to the storages."""
+        """Record the current use if it is the highest so far. more: bytes by owner in addition to the storages."""
         total = self.total + sum((more or {}).values())
         if total > self.peak.bytes:
             self.peak = Use(total, {owner: size for owner, size in (self.live + Counter(more)).items() if size})
@@ -139,16 +139,17 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("engine/precision/", "keep_weight", "weights"),
     ("engine/account/one_rank.py", "step", "other"),
 )
-"""Substrings of a file and a function on the stack, and the owner of their allocations; the innermost decides."""
+"""Substrings of a file's path and a function's name, and the owner of what that function allocates; the innermost call
+on the stack decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)
-"""Operators on the results of collectives that do not communicate themselves."""
+"""Operators of ``NAMESPACES`` that do not communicate."""
 
 
 class Ledger(TorchDispatchMode):
-    """Counts memory, FLOPs and collectives while it is entered, of real tensors or of fake ones.
+    """Counts the memory, FLOPs and collectives of real or fake tensors while it is entered.
 
     fuses: True if each function of ``engine.kernels`` runs as one kernel, without memory for intermediate values. mode:
-    of the fake tensors to count; those of other modes, with which torch infers shapes, are ignored.
+    of the fake tensors to count; torch infers shapes with tensors of other modes, which are ignored.
     """
 
     def __init__(self, *, fuses: bool, mode: FakeTensorMode | None = None) -> None:
@@ -159,7 +160,7 @@ class Ledger(TorchDispatchMode):
         self.flops: Counter[str] = Counter()
         self.collectives: list[Message] = []
         self.started: dict[int, Any] = {}
-        """Tensors that pending collectives may still read, by the collectives' results."""
+        """Arguments of pending collectives, by the storages of their results: they must stay in memory."""
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0
@@ -177,7 +178,7 @@ class Ledger(TorchDispatchMode):
         self.memory.forget_peak()
 
     def follow(self, stages: Sequence[nn.Module]) -> None:
-        """Set the owner of the stages' parameters, and later that of gathered parameters and gradients."""
+        """Set the owner of the stages' parameters now, and of gathered parameters and gradients when they appear."""
         for stage in stages:
             self._follow_parameters(stage)
             for module in stage.modules():
@@ -185,9 +186,7 @@ class Ledger(TorchDispatchMode):
                     module.register_forward_pre_hook(self._gathered)
 
     def _gathered(self, module: nn.Module, _inputs: object) -> None:
-        """Track the gathered parameters of a module, which FSDP keeps from then on, with or without memory. In a
-        pipeline, those of the inner blocks exist before a stage's own.
-        """
+        """Track a module's gathered parameters, which FSDP keeps from then on, with or without memory."""
         if module not in self.gathered:
             self._follow_parameters(module)
             sharded = [part for part in module.modules() if isinstance(part, FSDPModule) and part is not module]
@@ -262,7 +261,7 @@ class Ledger(TorchDispatchMode):
         return outputs
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Inner:
-        """Count an operator of a graph separately from everything else."""
+        """Run the code of an operator with a separate ledger, and return its counts."""
         own = Ledger(fuses=self.fuses, mode=self.mode)
         with own:
             kept = function(*arguments)
@@ -296,7 +295,7 @@ def _grouped_product(left: Tensor, right: Tensor, offs: Tensor, **_: Any) -> Ten
 
 
 def owner_here() -> tuple[Owner, bool]:
-    """Return the owner of allocations at this point of the code, and True if a kernel of the engine makes them."""
+    """Return the owner of what is allocated here, and True if code in ``engine.kernels`` allocates it."""
     within_kernel = False
     for path, function in stack():
         within_kernel = within_kernel or KERNELS in path
@@ -315,7 +314,7 @@ def stack() -> Iterator[tuple[str, str]]:
 
 
 HOST = torch.device("cpu")
-"""The device to count with, instead of that of the run."""
+"""The device to count on, instead of the run's device."""
 
 
 class SameBatches:

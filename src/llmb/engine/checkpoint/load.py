@@ -79,7 +79,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages``, except those of adapters, as the dtypes that they have here; return the time.
+    """Read all parameters of ``stages`` except those of adapters, converting them to their dtypes; return the time.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
     missing or cannot be read.
@@ -92,7 +92,7 @@ def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
 
 
 BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
-"""Exceptions from reading a damaged pickle: those that pickle's documentation names, OSError, and our ValueError."""
+"""Exceptions from reading a damaged pickle: OSError, ``MetadataUnpickler``'s ValueError, and what pickle documents."""
 
 
 def torch_message(error: BaseException) -> str:
@@ -123,7 +123,7 @@ METADATA_TYPES = frozenset(
     }
 )
 PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")})
-"""The type of torch's folder, as pickled by Python up to 3.12 and from 3.14 on, and by Python 3.13."""
+"""Names of the type of pickled paths: in Python up to 3.12 and from 3.14 on, and in Python 3.13."""
 
 
 def load_checkpoint(
@@ -147,7 +147,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Read into the tensors of ``each``, then round masters to parameters; return all tensors, and the time."""
+    """Read the tensors of ``each`` in place, then round masters to parameters; return all tensors, and the time."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
@@ -163,7 +163,7 @@ def load_state(
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Read into the tensors of ``each``; return all of them by name. A collective.
+    """Read the tensors of ``each`` in place; return all of them by name. A collective.
 
     For tensors in ``places``, only the elements there are read.
 
@@ -185,7 +185,7 @@ def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], pla
 
 
 class TensorReader(FileSystemReader):
-    """Reads checkpoints that contain only tensors. Unlike torch's reader, it unpickles only types in a list."""
+    """Reads checkpoints that contain only tensors. Unlike torch's reader, it unpickles only ``METADATA_TYPES``."""
 
     read_bytes = 0
     read_s = 0.0
@@ -208,7 +208,7 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Accepts only ``types``, and members of enums among these. writer: the program that saved the checkpoint."""
+    """Accepts only ``types`` and the members of enums. writer: the program that saved the checkpoint."""
 
     types = METADATA_TYPES
     writer = "llmb"
@@ -226,7 +226,7 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 def _enum_member(owner: object, name: str) -> object:
-    """Return an enum's member, which early versions of Python 3.11, such as Debian's, save as a ``getattr``."""
+    """Return an enum's member, which early versions of Python 3.11, such as Debian's, pickle as a ``getattr``."""
     if not isinstance(owner, EnumType):
         raise ValueError(f"the checkpoint's metadata takes {name} from {owner!r}, which is not an enum")  # noqa: TRY004 (of a file)
     return owner[name]

@@ -53,7 +53,7 @@ from llmb.runs.record import now
 
 @dataclass(frozen=True)
 class ChecksummedWrite(WriteResult):
-    """A written tensor, with the checksum of its file."""
+    """A written tensor, with the checksum of the file that contains it."""
 
     checksum: str
 
@@ -73,7 +73,7 @@ class ChecksumFileSystem(FileSystem):
 
 
 class Writer(FileSystemWriter):
-    """Writes a rank's files, or raises the operating system's error: torch.save hides that of a full disk.
+    """Writes a rank's files, or raises the operating system's error, which torch.save hides if a disk is full.
 
     On the coordinator, after ``finish``, ``checksums`` are the checksums of all ranks' files by name, and the metadata
     lists the written tensors, which torch 2.11 adds only to a copy of it.
@@ -89,7 +89,7 @@ class Writer(FileSystemWriter):
         return StorageMeta(save_id=self.save_id)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy in host memory, which later steps do not change."""
+        """Return a copy of ``state_dict`` in host memory, which later steps do not change."""
         copyable = {}
         for name, tensor in state_dict.items():
             # On a CPU, torch cannot copy a shard that is a view into a buffer, except by ``clone``.

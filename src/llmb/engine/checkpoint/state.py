@@ -165,7 +165,7 @@ def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.de
     """Return this rank's shard of the state: fp32 weights, AdamW's moments and step counts, FP8 scales, random states.
 
     Weights, optimizer state and scales are the live tensors, so that reading into them restores them. If this rank
-    updates only a part of a parameter, they have only the elements at the place from ``part_places``.
+    updates only a part of a parameter, they contain only the elements at its place in ``part_places``.
     """
     state = random_state(device)
     for stage, optimizer in zip(stages, optimizers, strict=True):
@@ -174,13 +174,13 @@ def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.de
 
 
 def trained_state(stage: TrainedStage) -> dict[str, Tensor]:
-    """Return trained weights in fp32, and FP8 scales; not copied."""
+    """Return the live tensors of trained weights, in fp32, and of FP8 scales."""
     trained = [each for each in stage.held() if each.parameter.requires_grad]
     return {f"{MODEL}{each.name}": each.values.detach() for each in trained} | scale_state(stage.model)
 
 
 def optimizer_state(stage: TrainedStage, optimizer: AdamW) -> dict[str, Tensor]:
-    """Return AdamW's moments and step counts, not copied."""
+    """Return the live tensors of AdamW's moments and step counts."""
     return {
         f"{OPTIMIZER}{name}.{kind}": value
         for name, parameter in stage.model.named_parameters()
@@ -190,7 +190,7 @@ def optimizer_state(stage: TrainedStage, optimizer: AdamW) -> dict[str, Tensor]:
 
 
 def part_places(stages: Stages) -> Places:
-    """Return the places of those tensors in ``training_state`` of which this rank holds only a part."""
+    """Return the places of the tensors of ``training_state`` that contain only a part of a parameter."""
     parts = {each.name: place_of(each.part) for stage in stages for each in stage.held() if each.part is not None}
     kinds = ("exp_avg", "exp_avg_sq")
     return {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches: their content, the samples that they consist of, and their copy to the device; and the thread that
-prepares a rank's micro-batches ahead of each step."""
+"""Micro-batches: their content, the samples that they consist of, their copy to the device, and the thread that
+prepares them ahead of each step."""
 
 import queue
 import threading
@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
     """Tokens, labels and starts of complete sequences, [MBS, seq] each.
 
     starts: the index at which the document of each token begins; None if each sequence is one document. taken: the
-    number of tokens in each sequence, which padding follows; None without padding. segments: the documents of this
+    number of tokens before the padding of each sequence; None without padding. segments: the documents of this
     rank's part of the sequences, for variable-length attention; None for attention with masks.
     """
 
@@ -45,7 +45,7 @@ class TrainingData(Protocol):
     """Samples by number. A sample depends only on its number and the seed, so every layout trains on the same data."""
 
     def longest_document(self) -> int:
-        """Return the largest number of tokens in a document, or in the padding, of any sample."""
+        """Return the length in tokens of the longest document or padding of any sample."""
 
     def micro_batch(self, numbers: range) -> MicroBatch:
         """Return the samples with these numbers, on the host. The last token of a document has no label."""
@@ -124,9 +124,9 @@ class Figures(NamedTuple):
 
 
 class StepData(NamedTuple):
-    """This rank's micro-batches of a step, on the host, and their figures.
+    """This rank's micro-batches of a step, on the host, and their ``Figures``.
 
-    wait_s: the seconds for which training waited for them.
+    wait_s: the seconds for which training waited for the micro-batches.
     """
 
     figures: Figures

@@ -133,7 +133,7 @@ class PackedData:
         return shuffled(place, self.packs, f"{self.seed} {epoch}")
 
     def longest_document(self) -> int:
-        """Return the largest number of tokens in a document, or in the padding of a pack, of all packs."""
+        """Return the length in tokens of the longest document or padding of any pack."""
         documents, packs = self.arrays.documents, self.arrays.packs
         filled = np.diff(documents[packs]) - np.diff(packs)
         return int(max((np.diff(documents) - 1).max(), self.seq_len - filled.min()))
@@ -145,7 +145,7 @@ class PackedData:
         return MicroBatch(tokens, labels, starts, filled)
 
     def _row(self, number: int) -> tuple[list[Tensor], int]:
-        """Return tokens, labels and starts of a sample, [seq_len] each, and the number of places with tokens."""
+        """Return tokens, labels and starts of a sample, [seq_len] each, and the number of tokens before its padding."""
         pack = self.pack(number)
         first, end = self.arrays.packs[pack : pack + 2]
         bounds = self.arrays.documents[first : end + 1]

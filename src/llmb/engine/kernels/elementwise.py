@@ -22,7 +22,7 @@ CAPABILITY = (8, 9)
 
 
 def has_kernel(tensor: Tensor) -> bool:
-    """Return True if the Triton kernels support the tensor's device; otherwise torch code computes the same."""
+    """Return True if the Triton kernels support the tensor's device; otherwise, torch code computes the results."""
     return tensor.is_cuda and _casts(tensor.device.index)
 
 
@@ -44,7 +44,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Cast a matrix, [rows, columns], or a stack; return both memory layouts, and the largest value of all."""
+    """Cast a matrix, [rows, columns], or a stack; return both memory layouts, and the largest absolute value."""
     if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -84,7 +84,7 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
-    """Return the gradient of the inputs of ``activate`` from that of its result, rounded as in torch's autograd."""
+    """Return the gradient of ``activate``'s inputs from its result's ``gradient``, rounded as in torch's autograd."""
     if activation == "squared-relu":
         positive = functional.relu(inputs)
         to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)
@@ -175,7 +175,7 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
 
 
 def rotated_back(gradients: Heads, rotation: Rotation) -> Tensor:
-    """Return the gradient of the product, [batch * seq, outputs], whose rows are a token's queries, keys and values."""
+    """Return the gradient of the product, [batch * seq, outputs]: a token's queries, keys and values in each row."""
     back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)

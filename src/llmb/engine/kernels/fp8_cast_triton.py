@@ -20,7 +20,7 @@ ROWS, COLUMNS = 64, 64
 """Size of a tile. Its rows in both outputs have 64 bytes: two sectors."""
 WARPS = 8
 MAX_STRIDE = 2**24
-"""Maximum elements from one row to the next: offsets in tiles of up to 128 rows and columns then fit in 32 bits."""
+"""Maximum distance between rows, in elements: offsets in tiles of up to 128 rows and columns then fit in 32 bits."""
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast ``source`` or, unless ACTIVATION is "none", its activation. "swiglu" reads twice ``columns`` per row."""
+    """Cast ``source`` or, unless ACTIVATION is "none", its activation; columns: of the results."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     source += matrix * source_matrix + top * source_row + left
@@ -230,7 +230,7 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
-    """Implement ``elementwise.cast_into``; not for compiled code.
+    """Implement ``elementwise.cast_into``. Compiled code cannot call this function.
 
     source, values: [..., rows, columns]. transposed: [..., columns, rows]. amax: 0-d, initially 0.
     """
@@ -252,7 +252,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement ``elementwise.cast_activation_gradient``. "swiglu": only ``gradient`` has half as many columns."""
+    """Implement ``elementwise.cast_activation_gradient``. With "swiglu", ``gradient`` has half their columns."""
     source, gradient_rows = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = gradient_rows.shape

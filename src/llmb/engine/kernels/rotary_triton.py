@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton kernel of ``elementwise.cast_rotated_gradient``.
 
-A program processes some rows of several heads, because cos and sin of a row are larger than a head's row: only for the
-first head are they not in the cache. Both elements of a pair are in the same thread. Intermediate values are rounded to
+A program processes some rows of several heads, because cos and sin of a row are larger than a head's row, and are in
+the cache after the first head. Both elements of a pair are in the same thread. Intermediate values are rounded to
 bf16 where torch does so.
 """
 
@@ -48,7 +48,7 @@ def _columns(
 def _columns_of_pairs(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Return ``_columns`` for interleaved pairs, counted in pairs: those of the two tiles are the same."""
+    """Return ``_columns`` for interleaved pairs, counted in pairs: both tiles have the same pairs."""
     if piece < ROTATED:
         start, end = piece * COLUMNS, PAIRS
     else:
@@ -154,7 +154,7 @@ def cast_rotated_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Rotate the gradients of queries and keys back; cast these and the gradients of values.
+    """Rotate the gradients of queries and keys back; cast the gradients of queries, keys and values.
 
     rotated_heads: the number of heads of queries and keys; heads: also of values. A head has PIECES, the first ROTATED
     of which have pairs. Both elements of an interleaved pair are loaded together, by the thread that has their cos and

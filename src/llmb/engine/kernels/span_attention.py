@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class TokenSpan(NamedTuple):
-    """``length`` queries from index ``query``; their own keys begin at ``own_key``, and earlier ones at ``key``."""
+    """``length`` queries from index ``query``; the same tokens' keys begin at ``own_key``, earlier ones at ``key``."""
 
     query: int
     length: int
@@ -40,7 +40,7 @@ class SpanPart(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """An attention kernel: [batch, heads, tokens, head_dim] each, log-sum-exp [batch, heads, tokens].
+    """An attention kernel. Tensors are [batch, heads, tokens, head_dim], the log-sum-exp is [batch, heads, tokens].
 
     forward: query, key and value to the result and its log-sum-exp. backward: the gradient, query, key, value, the
     result and the log-sum-exp to the gradients of query, key and value. Both take ``causal`` and ``scale``.

@@ -53,7 +53,7 @@ class FusedAdapter(nn.Module):
         self.dropout: nn.Module = nn.Identity()
 
     def forward(self, hidden: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Add the adapter's outputs to those of the layers, in order; the layers' may be split into heads."""
+        """Return the layers' ``outputs``, which may be split into heads, plus the adapter's, in order."""
         added = self.parts(self.a(self.dropout(hidden)) * self.scale)
         return tuple(output + part.view_as(output) for output, part in zip(outputs, added, strict=True))
 
@@ -90,7 +90,7 @@ class TokenKeys:
 
 
 class Dropout(nn.Module):
-    """Zeros elements of [batch, seq, features] with the given probability, and scales the others.
+    """Zeros elements of [batch, seq, features] with the given probability, and scales the rest.
 
     first_feature: the index of this rank's first feature, if features are sharded. group: the ranks that each hold a
     shard of the sequence, if it is sharded.

@@ -61,8 +61,8 @@ class Segments(NamedTuple):
 class DocumentSegments(NamedTuple):
     """Segments of each range of queries. They do not depend on a window, which is an argument of the kernel.
 
-    document: within documents. chunk: within documents and attention chunks. longest: the most tokens that a document
-    of any step can have.
+    document: within documents. chunk: within documents and attention chunks. longest: the largest number of tokens in
+    a document of any step.
     """
 
     document: tuple[Segments, ...]
@@ -109,7 +109,7 @@ class Rotary(NamedTuple):
     """Positions of tokens, and the corresponding rotations.
 
     positions: [seq] or [batch, seq], integers. rotation: cos and sin are [*positions.shape, pairs], where 2 * pairs of
-    a head's elements are rotated, and the others unchanged. factors: the same rotation, in the form for whole heads.
+    a head's elements are rotated, and the rest unchanged. factors: the rotation as factors of whole heads' elements.
     """
 
     positions: Tensor
@@ -222,7 +222,7 @@ def attend_segments(
     *,
     repeats_heads: bool = False,
 ) -> Tensor:
-    """Return attention of each segment's queries to its keys: [batch, queries, heads, head_dim], as the arguments."""
+    """Return attention of each segment's queries to its keys. All tensors are [batch, tokens, heads, head_dim]."""
     shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
     if segments.seen is not None:
         key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)
@@ -244,7 +244,7 @@ def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
 
 
 def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, options: SegmentOptions) -> Tensor:
-    """Compute attention segment by segment, on a CPU. It reads the lengths, so compiled code cannot serve all steps."""
+    """Compute attention segment by segment, on a CPU. It cannot be compiled once for all steps."""
     queries, keys = segments.queries.diff().tolist(), segments.keys.diff().tolist()
     parts = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
     outputs = []

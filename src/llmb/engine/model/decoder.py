@@ -28,8 +28,8 @@ class Block(nn.Module):
     """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection.
 
     Its forward pass consists of ``stages``: functions that can each be compiled, recomputed or timed. The module itself
-    is not wrapped: parameters keep their names, and FSDP's hooks stay outside of compiled code, where the compiler
-    cannot reorder them.
+    is not wrapped, so that parameters keep their names, and that FSDP's hooks are not in compiled code: the compiler
+    would reorder them.
 
     kept: layers with weights that are cast once per step, before the block runs and outside of compiled code. Routed
     experts are not among them, because FSDP gathers them later.
@@ -220,7 +220,7 @@ def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> 
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
-    """Return the standard deviation of a matrix's initial values; like GPT-2, reduce it before residual sums."""
+    """Return the standard deviation of a matrix's initial values: smaller before residual sums, as in GPT-2."""
     if is_of_adapter(name):
         return adapter_deviation(name, shape)
     adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))

@@ -33,7 +33,7 @@ from llmb.engine.collectives import Context, Group, finish, start_gather, start_
 
 
 def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
-    """Return this rank's shard of a tensor-parallel parameter (a DTensor), and any other parameter unchanged.
+    """Return this rank's shard of a tensor-parallel parameter (a DTensor), or any other parameter unchanged.
 
     Ranks with replicas of a parameter process different tokens, so each has a partial sum of the gradient; with
     ``same_tokens`` each has the full gradient.
@@ -47,7 +47,7 @@ def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, and any other tensor unchanged; for tensors without gradients."""
+    """Return this rank's shard of a DTensor, or any other tensor unchanged. For gradients, use ``local_shard``."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -191,7 +191,7 @@ class GradientSum:
 
 @torch.library.custom_op("llmb::add_product", mutates_args=("total", "is_empty"))
 def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Add ``gradient.t() @ rows`` to ``total``, or overwrite it if it is empty; [n, outputs] and [n, inputs]."""
+    """Add ``gradient.t() @ rows`` to ``total``, or set it if empty. gradient: [n, outputs]. rows: [n, inputs]."""
     if is_empty:
         torch.mm(gradient.t(), rows, out=total)
         is_empty.fill_(False)
@@ -392,5 +392,5 @@ def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Line
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Return True if a layer is a ``Linear``, not of a subclass such as FP8 layers, and has no hooks."""
+    """Return True if a layer is exactly a ``Linear``, not of a subclass, and has no hooks."""
     return type(layer) is Linear and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)

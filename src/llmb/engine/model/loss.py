@@ -30,7 +30,7 @@ LARGEST_SLICE = 1 / 64
 SMALLEST_BYTES = 2**20
 """Logits of at most this size are not chunked."""
 ALIGNED = 64
-"""Chunk lengths are multiples of this if possible, for which matrix units are more efficient."""
+"""Chunk lengths are multiples of this if possible, because matrix units are then more efficient."""
 IGNORED = -100
 """Label of an ignored position."""
 
@@ -69,7 +69,7 @@ def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
 def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Return log(sum(exp(logits))) and the label's logit, [rows] fp32 each, of [rows, columns] logits.
 
-    ``places`` are the labels' columns, or -1 for a label whose column is on another rank; its logit is then 0.
+    ``places`` are the labels' columns, or -1 for a label in no column here, whose logit is returned as 0.
     """
     largest = logits.amax(-1, keepdim=True).float()
     log_sums = (logits - largest).exp_().sum(-1).log_() + largest.squeeze(-1)
@@ -89,7 +89,7 @@ def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor
 
 
 def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """Do the same as ``to_gradient``, with bitwise equal results, but in an eighth of the time on a CPU."""
+    """Compute bitwise the same as ``to_gradient``, but in an eighth of the time on a CPU."""
     into = logits if logits.dtype == log_sums.dtype else None
     gradient = torch.sub(logits, log_sums.unsqueeze(-1), out=into).exp_()
     of_label = (places < 0).float() - 1
@@ -130,7 +130,7 @@ class Vocabulary:
     first = 0
 
     def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``statistics`` over all columns from those of this rank's columns."""
+        """Return ``statistics`` of all columns, given the statistics of this rank's columns."""
         return log_sums, label
 
 

@@ -21,7 +21,7 @@ SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
     "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
 }
-"""Functions of the chosen experts' logits, [n, top_k]; this softmax equals a renormalized softmax over all experts."""
+"""Functions of the chosen experts' logits, [n, top_k]: their softmax is that of all experts, renormalized."""
 
 
 class Router(nn.Module):
@@ -124,7 +124,7 @@ class Experts(nn.Module):
         self.products: Products | None = None
 
     def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:
-        """Return the outputs, [n, hidden]. counts: each expert's number of rows. host_counts: the same, on the host."""
+        """Return the outputs, [n, hidden]. counts: rows of each expert. host_counts: ``counts`` on the host."""
         if self.products is None:
             inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
             return grouped_matmul(inner, self.matrices("down_proj"), counts)
@@ -224,7 +224,7 @@ class MoELayer(nn.Module):
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
-        """Return the number of rows of each expert for ``choices`` of this rank's tokens; None if it is not limited.
+        """Return the number of rows of each expert if this rank's tokens make ``choices`` choices; None if not limited.
 
         This is Megatron-LM's ``get_capacity``, but at most one row per token.
         """
@@ -277,7 +277,7 @@ class MoELayer(nn.Module):
 
 
 def count_choices(chosen: Tensor, experts: int) -> Tensor:
-    """Return how often each expert is chosen: [experts], a shape that unlike ``bincount``'s is independent of data."""
+    """Return how often each expert is chosen: [experts]. ``bincount`` would have a shape that depends on the data."""
     return (chosen.reshape(-1, 1) == torch.arange(experts, device=chosen.device)).sum(0)
 
 

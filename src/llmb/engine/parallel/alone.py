@@ -23,7 +23,7 @@ from llmb.runs.plan import EnginePlan
 
 
 def pretend_others(plan: EnginePlan) -> Ranks:
-    """Set up the rank that ``plan`` runs without the others, and return it."""
+    """Set up and return the only rank of ``plan`` that runs."""
     rank, device = plan.recipe.pretended_rank, local_device(plan.device)
     assert rank is not None, "all ranks are there"
     stand_in(device.type)
@@ -31,7 +31,7 @@ def pretend_others(plan: EnginePlan) -> Ranks:
 
 
 def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
-    """Return ``rank`` without the others. This works once per process, because torch caches meshes."""
+    """Return ``rank``, without starting the others. This works once per process, because torch caches meshes."""
     recipe = plan.recipe
     dist.init_process_group("fake", rank=rank, world_size=recipe.layout.gpus, store=FakeStore())
     replicas = plan.parallelism.replicas(recipe.layout)

@@ -46,7 +46,7 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
 
 
 def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
-    """Return the spans of queries at ``positions``, split where attention chunks end; ``query``: the first's index."""
+    """Return the spans of queries at ``positions``, split where chunks end; the first has the index ``query``."""
     size = chunk or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]
@@ -123,7 +123,7 @@ class SpanAttention(CausalAttention):
 
 
 def span_kernel(backend: AttentionBackend, device: torch.device) -> str | None:
-    """Return the ``span_attention`` kernel; None if the backend can align a causal mask at the last query and key."""
+    """Return the ``span_attention`` kernel; None if the backend's causal masks can align at the last query and key."""
     if backend == "cudnn":
         return "cudnn"
     return "cpu-flash" if backend == "flash" and device.type == "cpu" else None

@@ -199,7 +199,7 @@ class Reduction:
                 self._send(unit)
 
     def finish(self) -> None:
-        """Reduce the remaining gradients after a step's passes, such as those of a block whose input has none."""
+        """Reduce the remaining gradients after a step's passes: of parameters outside of blocks, for example."""
         for unit in self.units:
             if unit.passes is not None:
                 self._send(unit)
@@ -235,7 +235,10 @@ class TrainedStage:
     reduction: Reduction | None = None
 
     def held(self) -> Iterator[Held]:
-        """Yield the values of each parameter that this rank updates: its part, the master, or the parameter itself."""
+        """Yield this rank's values of each parameter: its part, the master, or the parameter itself.
+
+        Omit parameters of which only other ranks update a part.
+        """
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
         in_parts = {parameter for bucket in split for parameter in bucket.parameters}

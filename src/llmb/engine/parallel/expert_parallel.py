@@ -2,7 +2,7 @@
 """Expert and expert tensor parallelism: each rank holds some of the experts, or shards of them; tokens are exchanged.
 
 A token is sent to the rank of its expert and back (EP; Lepikhin et al., 2021). If an expert is sharded over several
-ranks (ETP), each of these receives the tokens of all and computes a partial sum of the result, as in Megatron-LM.
+ranks (ETP), each of these ranks receives all of the expert's tokens and computes a partial sum, as in Megatron-LM.
 """
 
 from itertools import accumulate, pairwise
@@ -19,7 +19,7 @@ from llmb.engine.model.moe import BalancedRouter, Experts, MoELayer, Router, bal
 
 EXPERT = 0
 FEATURE = {"gate_up_proj": 3, "down_proj": 1}
-"""The dimension of each stacked matrix that has the inner features of experts."""
+"""The dimension of the experts' inner features in each stacked matrix."""
 
 
 def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
@@ -42,7 +42,7 @@ class Dispatch(NamedTuple):
 
     sent, received: the number of rows to and from each rank of ep. gathered: the number of rows that each rank of etp
     received. order: the permutation of gathered rows, which are ordered by rank, into the order of experts; back: its
-    inverse. counts: the number of gathered rows of each expert on this rank; host_counts: the same, on the host.
+    inverse. counts: the number of gathered rows of each expert on this rank; host_counts: ``counts`` on the host.
     """
 
     ep: Group
@@ -64,7 +64,7 @@ class Dispatch(NamedTuple):
         return permute(arrived, self.order, self.back)
 
     def receive(self, outputs: Tensor) -> Tensor:
-        """Start to send outputs back to the ranks of their rows; ``finish_all_to_all`` returns those of this rank."""
+        """Start to send outputs back to the ranks of their rows. Pass the result to ``finish_all_to_all``."""
         outputs = permute(outputs, self.back, self.order)
         if self.etp.size > 1:  # sums of parts
             copies = [sum(self.received)] * self.etp.size
@@ -78,7 +78,7 @@ class ParallelExperts(Experts):
 
     The outputs may still be in transit: ``complete`` waits for them.
 
-    places: see ``rank_places``, [ep, etp]; None if experts get different numbers of rows. With places, the number of
+    places: see ``rank_places``, [ep, etp]; None if experts have different numbers of rows. With places, the number of
     rows for each rank is known, and the host need not wait for the device to count them.
     """
 

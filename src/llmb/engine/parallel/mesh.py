@@ -23,9 +23,9 @@ from llmb.runs.choices import Replicas
 from llmb.runs.plan import EnginePlan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
-"""Slowest-varying first: the ranks of a tensor-parallel group are consecutive, as in Megatron-LM."""
+"""Dimensions of the mesh, the slowest-varying first: tensor-parallel ranks are consecutive, as in Megatron-LM."""
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
-"""Dimensions of the mesh of the same ranks for routed experts; ``edp`` is data parallelism of experts."""
+"""Dimensions of the mesh for routed experts, of the same ranks; ``edp`` is data parallelism of experts."""
 LONGEST_LEAVE_S = 5
 Value = TypeVar("Value")
 
@@ -192,7 +192,7 @@ def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
 
 
 def leave_ranks() -> None:
-    """Wait for the others, then disconnect: a process that exits early breaks collectives in progress.
+    """Wait for the other ranks, then disconnect: a process that exits early breaks collectives in progress.
 
     All work must be done by then. If disconnecting hangs, as it may if CUDA graphs hold communicators, the process
     exits anyway.

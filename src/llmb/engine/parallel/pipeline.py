@@ -43,7 +43,7 @@ class Passes(Protocol):
         """Accumulate the gradients of the mean loss; return this rank's loss, 0-d fp64, or None if it has none.
 
         count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A micro-batch's summed
-        loss divided by it is, on average, the mean over all labels.
+        loss divided by ``count`` is, on average, the mean over all labels.
         """
 
 
@@ -143,7 +143,7 @@ def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
 class Stage(PipelineStage):
     """A stage that passes its model the inputs that the schedule cannot split by micro-batch, and has a group per lane.
 
-    Memory for received tensors is allocated at the receive and freed after use. torch's stages allocate it for all
+    Memory for received tensors is allocated on receipt and freed after use. torch's stages allocate it for all
     micro-batches of a step: 15 GiB on a rank of Llama 3.1 405b on 512 GPUs. new_hidden: allocates hidden states of a
     micro-batch. segments: by micro-batch, because their number differs.
     """

@@ -194,7 +194,7 @@ class Hosts:
 
     def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
         """Call ``give`` on all ranks, then ``decide`` on rank 0 with all values, for one answer per rank; return this
-        rank's answer. Raise OSError on all ranks if ``give`` or ``decide`` raises it on one. A collective.
+        rank's answer. Raise OSError on all ranks if ``give`` or ``decide`` raises it on any. A collective.
         """
         try:
             mine: Given | OSError = give()
@@ -215,7 +215,7 @@ class Hosts:
         return answer
 
     def _gather(self, value: object) -> list[Any] | None:
-        """Return the values of all ranks on the first one, and None on the others."""
+        """Return the values of all ranks on rank 0, and None on any other."""
         of_node = _gather_objects(value, self.node)
         if self.nodes is None or of_node is None:
             return of_node if self.rank == 0 else None

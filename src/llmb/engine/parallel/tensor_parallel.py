@@ -69,7 +69,7 @@ class Boundary(NamedTuple):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Maps tokens of full sequences, [batch, seq], to hidden states: of this rank's shard with sequence parallelism."""
+    """Maps tokens of full sequences, [batch, seq], to hidden states, sharded with sequence parallelism."""
 
     def __init__(self, full: nn.Embedding, boundary: Boundary) -> None:
         super().__init__(full.num_embeddings, full.embedding_dim, _weight=full.weight)
@@ -98,7 +98,7 @@ class VocabularyShard(Vocabulary):
         self.first = group.rank * size // group.size
 
     def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``statistics`` over all shards, by one collective; ranks without the label have 0 for its logit."""
+        """Return ``statistics`` over all shards, with one collective; ranks without the label have 0 for its logit."""
         gathered = all_gather(torch.stack((log_sums, label)).unsqueeze(0), 0, self.group)
         return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
 

@@ -105,7 +105,7 @@ def restore(arguments: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
 
 
 def as_gradients(ctx: Fp8Context, hidden: Tensor | None, probe: Tensor, weights: Sequence[Tensor | None]) -> Gradients:
-    """Return the gradients of all arguments that ``apply_to`` passes; None for those without one."""
+    """Return the gradients of all arguments that ``apply_to`` passes; None for an argument without a gradient."""
     first = hidden, probe, None, *weights
     return *first, *[None] * (len(ctx.needs_input_grad) - len(first))
 
@@ -434,7 +434,7 @@ class Fp8Joined(Joined):
 def operands(
     layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput, activation: Activation | None = None
 ) -> Operands:
-    """Return the operands of a product with ``hidden``, [..., inputs], after casting it unless it is cast already."""
+    """Return the operands of a product with ``hidden``, [..., inputs], which is cast unless it is a ``CastInput``."""
     first, *_ = layer.layers
     scales, group = first.layer_scales, first.group
     weights = [local_shard(each.weight) for each in layer.layers]
@@ -491,7 +491,7 @@ class Fp8SquaredReluMLP(SquaredReluMLP):
 
 
 class RotatedAttention(Attention):
-    """Attention that casts gradients as it rotates them back; only for layers that ``only_rotates`` selects."""
+    """Attention that casts gradients as it rotates them back. It requires ``only_rotates``."""
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)

@@ -110,11 +110,11 @@ def cast_tensor(
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
-    """Return the product of the matrices divided by their scales, [m, k] and [k, n], rounded from fp32 to bf16.
+    """Return the product of the unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
 
     left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulate with
-    fewer bits if the device can. product_dtype: the dtype to which both matrices are cast, exactly; bf16 rounds the
-    result twice, before and after the scales are divided out, the others once.
+    fewer bits if the device can. product_dtype: the dtype to which both matrices are cast, without loss. With bf16 the
+    result is rounded twice, before and after it is divided by the scales; with any other, once.
     """
     rows, columns = left.values.shape[0], right.values.shape[1]
     if not left.values.numel() or not right.values.numel():
@@ -220,7 +220,7 @@ class LayerScales:
     """One layer's part of ``Scales``, with a hook that records largest values.
 
     ``probe`` is an operand of the layer's product that does not affect the result. In each backward pass its "gradient"
-    holds the largest values of input and gradient: passes, which may be compiled or recomputed, must not write them.
+    holds the largest values of input and gradient, so that compiled or recomputed passes have no side effects.
     """
 
     def __init__(self, scales: Scales, number: int) -> None:
@@ -240,7 +240,7 @@ def _record(amax: Tensor, probe: Tensor) -> None:
 
 
 Kept = tuple[Tensor, Tensor]
-"""A weight in FP8 and its transpose, [outputs, inputs] and [inputs, outputs]; of a stack, of each of its matrices."""
+"""A weight in FP8, and its transpose or, of a stack, the transposes of its matrices."""
 
 
 class Fp8Matrix(nn.Module):

@@ -83,7 +83,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A file of a checkpoint, named like those of torch.distributed.checkpoint for a single rank."""
+    """A file of a checkpoint, named as torch.distributed.checkpoint names the files of a single rank."""
 
     name: str
     chunks: tuple[Chunk, ...]
@@ -120,7 +120,7 @@ def write_in_processes(
 ) -> Iterator[FinishedFile]:
     """Write ``files`` in up to this many processes, and yield each when it is finished.
 
-    Raise the first error of a process once the others have finished the files that they are writing, and RunFailed if a
+    Raise the first error of a process once all other processes have finished their current files, and RunFailed if a
     process was killed.
     """
     processes = min(processes, len(files))
@@ -270,7 +270,7 @@ def _write_metadata(path: Path, metadata: Metadata) -> str:
 
 
 def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
-    """Return the files that an earlier attempt at the same import finished, and remove all others."""
+    """Return the files that an earlier attempt at the same import finished; remove all other files."""
     # Everything that the files of an import depend on.
     source = {name: (Path(job.source) / name).stat() for name in (*job.files, *job.documents)}
     seen = {name: [found.st_size, found.st_mtime_ns] for name, found in source.items()}

@@ -87,10 +87,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that compute what the merged adapters add to parameters, by parameter.
-
-    Raise UsageError if an adapter cannot be read.
-    """
+    """Return functions that compute what merged adapters add, by parameter; raise UsageError for an unreadable one."""
     if job.merged is None:
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
@@ -109,7 +106,7 @@ class LowRank(NamedTuple):
 
 
 def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[str, LowRank]:
-    """Return the adapters in the checkpoint at ``path``, fp32, by layer; ``shapes`` are those of the base's parameters.
+    """Return the adapters in the checkpoint at ``path``, in fp32, by layer. shapes: of the base's parameters.
 
     Raise UsageError if an adapter is missing or cannot be read.
     """
@@ -128,7 +125,7 @@ def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[s
 
 
 class CachedReader(TensorReader):
-    """Reads the metadata once for many loads: reading that of a large run takes seconds."""
+    """Reads the metadata, which takes seconds for a large run, once for many loads; raises UsageError if it cannot."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -284,7 +281,7 @@ def shape_problems(
 
 
 def has_shared_inputs(adapters: Mapping[str, LowRank]) -> bool:
-    """Return True if all adapters within each module have an equal matrix A, as those of a fused projection do."""
+    """Return True if all adapters within each module have an equal matrix A, as in a fused projection."""
     first: dict[str, Tensor] = {}
     return all(
         torch.equal(first.setdefault(layer.rpartition(".")[0], adapter.a), adapter.a)

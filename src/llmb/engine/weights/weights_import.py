@@ -402,7 +402,7 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Return rows of a parameter, of which each consists of ``matrices`` tensors, [outputs, inputs]; 0: one tensor."""
+    """Return rows of a parameter. ``matrices`` tensors, [outputs, inputs], form a row; if 0, one has all rows."""
     if not matrices:
         return files.rows(sources[0], chunk.first, chunk.end)
     return torch.stack(
