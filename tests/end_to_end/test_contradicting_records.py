@@ -95,7 +95,7 @@ CONTRADICTING: dict[str, tuple[Change, str]] = {
     "huge": (each(step_time_s=1e308), "step 40 took 1e+308 s"),
     "longer than the clock": (clocked(1.0), "step times of the window sum to"),
     "shorter than the clock": (clocked(20.0), "but 20 s by the clock"),
-    "longer than the run": (record_of(ended_at=ENDED), "but it lasted 20 s"),
+    "longer than the run": (record_of(ended_at=ENDED), "but the run lasted 20 s"),
     "ended before it began": (record_of(ended_at="2026-11-01T11:00:00+00:00"), "s before it began"),
     "profiled without a profile": (each(profiled=True), "step 40 was profiled, or not, contrary to the plan"),
     "window upside down": (record_of(plan__window__first=44, plan__window__last=35), "the window is steps 44-35"),

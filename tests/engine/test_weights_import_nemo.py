@@ -124,10 +124,10 @@ def test_other_families_are_refused_by_name(models, nemo):
 def test_settings_of_another_model_are_refused(models, nemo):
     change(nemo, rotary_base=500_000, qk_layernorm=True, activation_func={"_target_": "torch.nn.functional.gelu"})
     said = refused(models["llama"], nemo)
-    assert "rotary_base is 500000; here it is 10000.0" in said
-    assert "qk_layernorm is True; here it is False" in said
+    assert "rotary_base is 500000, not 10000.0" in said
+    assert "qk_layernorm is True, not False" in said
     assert "gelu" in said
-    assert "scale_factor is None; here it is 8.0" in refused(models["llama-scaled"], nemo)
+    assert "scale_factor is None, not 8.0" in refused(models["llama-scaled"], nemo)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         (
             "pretrain_llama3.1",
             {"dtype": "fp8", "fp8_recipe": "current", "overrides": {"layers": 2}},
-            "with 2 layers nothing is in FP8; choose delayed, current-all, or more --layers",
+            "the number of layers is 2; choose delayed or current-all, or pass --layers 3 or more",
         ),
         ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is set, but nothing is saved"),
         ("pretrain_llama3.1", {"lora_rank": 8}, "--lora-rank is set, but pretrain_llama3.1 trains all weights"),

@@ -76,7 +76,7 @@ class AnalyzedRun:
     source: str | None = None
     """The run's own id, or a substitute from its log: equal for copies. None if only ``path`` is known."""
     content: str | None = None
-    """Equal for copies that were not changed."""
+    """A digest that is equal for copies that were not changed."""
     copy_of: str | None = None
     """The reason why the run does not count: another file has the same run."""
 
@@ -131,7 +131,7 @@ class AnalyzedRun:
 
     @property
     def origin(self) -> Origin | None:
-        """Origin of the run's weights and data; None without a record."""
+        """Origin of the run's weights and data; None if the run has no record."""
         return self.record.plan.origin if self.record else None
 
     @property
@@ -149,7 +149,7 @@ class AnalyzedRun:
 
     @property
     def layout_source(self) -> Literal["record", "log", "recipe"] | None:
-        """The source of the layout, which is only assumed if it is ``recipe``; None without a layout."""
+        """The source of the layout, which is only assumed if it is ``recipe``; None if no layout is known."""
         if not self.layout:
             return None
         return "record" if self.record else "recipe" if self.configuration.get(ASSUMED) else "log"

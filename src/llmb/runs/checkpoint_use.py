@@ -65,8 +65,8 @@ def _gb(size: int) -> str:
 class CheckpointReport:
     """Seconds of each save and of the last load, and the newest complete checkpoint.
 
-    Checkpoints before the last are written asynchronously: this slowed down ``overlapped_steps``, of which
-    ``overlapped_steps_in_window`` are in the statistics.
+    ``overlapped_steps`` is the number of steps during which a checkpoint was written, and
+    ``overlapped_steps_in_window`` the number of these in the window of the statistics.
     """
 
     save_s: tuple[float, ...]
@@ -76,20 +76,20 @@ class CheckpointReport:
     overlapped_steps: int
     overlapped_steps_in_window: int
     verification: Verification | None = None
-    """Verification of the checkpoint that was loaded; None without a load."""
+    """Verification of the loaded checkpoint; None if none was loaded."""
     verify_s: float | None = None
     """Time of the verification, in addition to ``load_s``; None if nothing was verified."""
     save_gb_per_s: float | None = None
-    """Bytes of all ranks in the slowest save, divided by its seconds; None, like the next field, without saves."""
+    """The slowest save's rate over all ranks (10^9 bytes per second); None if there was no save or no rank's bytes."""
     slowest_save_rank: int | None = None
-    """The rank with the longest transfer in that save."""
+    """The rank with the longest transfer in the slowest save; None if ``save_gb_per_s`` is."""
     load_gb_per_s: float | None = None
     """The load's rate, which may be that of memory if verification has just read the files."""
     slowest_load_rank: int | None = None
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """Return the report, or Missing if unreadable; None for a run that neither loads nor saves."""
+    """Return the report, or Missing if its file is unreadable; None for a run that neither loads nor saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     return read_or_missing("the times of checkpoints", lambda: _report(folder, plan, steps))
@@ -160,7 +160,7 @@ def base_weights(plan: Plan) -> WeightsOrigin | None:
 
 
 def base_problem(recorded: WeightsOrigin, base: WeightsOrigin) -> str | None:
-    """Return why adapters of ``recorded`` weights cannot be used with ``base``; None if they can. Pure."""
+    """Return why adapters trained on ``recorded`` weights cannot be used with ``base``; None if they can. Pure."""
     belong = f"these adapters belong to {base_text(recorded)}"
     if recorded.kind != base.kind:
         return f"{belong}, but the run has {base_text(base)}"

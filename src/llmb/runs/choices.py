@@ -19,7 +19,7 @@ _option = partial(Option, panel="Parallelism")
 
 
 class Replicas(NamedTuple):
-    """The number of replicas of parameters and optimizer state; the ranks of a group hold one replica together."""
+    """Numbers of replicas of the optimizer state of dense parameters, and of that of routed experts."""
 
     dense: int = 1
     experts: int = 1
@@ -40,7 +40,7 @@ class Parallelism(Record):
     optimizer state; or nothing. None is replaced by ``settled``."""
     dp_shard_size: Annotated[
         int | None,
-        _option(help="Shard within groups of N ranks of DP x CP, each of which holds a replica. Default: one group."),
+        _option(help="Number of the DP x CP ranks that shard one replica. Default: all of them, so one replica."),
     ] = None
     """Number of ranks that shard one replica; None means all."""
 
@@ -50,8 +50,8 @@ class Parallelism(Record):
         return self.dp_sharding in ("optimizer", "none")
 
     def replicas(self, layout: Layout) -> Replicas:
-        """Return the replicas of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
-        With a shard size their numbers are equal: as in Megatron-LM, neighboring ranks hold one replica.
+        """Return the replicas among the DP x CP ranks (dense) and among the EDP ranks (experts). With a shard size both
+        numbers are equal, because neighboring ranks hold one replica, as in Megatron-LM.
         """
         replicas = layout.dp * layout.cp
         if self.dp_sharding == "none":
@@ -61,8 +61,8 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """Return the options with sharding set: by default as in the published run, unless a shard size is set. Without
-        one, it is ``full``, or ``optimizer`` for a single rank, which has nothing to shard.
+        """Return the options with ``dp_sharding`` set. Its default is ``optimizer`` if no ranks hold the same
+        parameters; else the published run's, unless a shard size is set or it is unknown; else ``full``.
         """
         shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
@@ -160,7 +160,7 @@ class Choices(Record):
         int | None,
         _training(
             help="Pack sequences from documents of N tokens on average; 0: each sequence is one document. Default: "
-            "as in the recipe; recipes that fine-tune pack."
+            "that of the recipe; fine-tuning recipes pack."
         ),
     ] = None
     grad_reduce_dtype: Annotated[
@@ -188,7 +188,7 @@ class Choices(Record):
             flags=("--compile/--no-compile",), help="Compile the model's blocks with torch.compile. Default: on a GPU."
         ),
     ] = None
-    """None for the faster way on the device."""
+    """None to compile on a GPU only."""
     keep_logits: Annotated[
         bool | None,
         _training(
@@ -331,13 +331,13 @@ class Choices(Record):
         return self.keep_logits if self.keep_logits is not None else keeps_logits(recipe)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
-        """Return the FP8 recipe, by default the published run's, or else delayed; None without FP8."""
+        """Return the FP8 recipe, by default the published run's, or else delayed; None if the run does not use FP8."""
         if recipe.dtype is not Dtype.FP8:
             return None
         return self.fp8_recipe or cast("Fp8Recipe", recipe.published_way("fp8_recipe") or "delayed")
 
     def balances_of(self, recipe: Recipe) -> bool:
-        """Return whether tokens are routed evenly: if chosen, or for a pretended rank that would drop none."""
+        """Return whether tokens are routed evenly: if chosen, or if a pretended rank with experts drops no tokens."""
         pretends = recipe.pretended_rank is not None and recipe.model.moe is not None
         return self.force_load_balancing or (pretends and self.capacity_factor_of(recipe) is None)
 
@@ -378,7 +378,7 @@ class Choices(Record):
             for option in (name for name, is_set in options.items() if is_set):
                 yield f"{option} is for models with experts; {recipe.model.model} has none"
         elif factor and self.force_load_balancing:
-            yield "--capacity-factor drops tokens of uneven routers, --force-load-balancing balances them; choose one"
+            yield "--capacity-factor has no effect on the even routing of --force-load-balancing; omit one of them"
         elif factor and factor * moe.top_k > moe.experts:
             most = f"{moe.experts / moe.top_k:g}"
             yield f"--capacity-factor is {factor:g}; the maximum is {most}, at which an expert can hold all tokens"
@@ -411,8 +411,8 @@ class Choices(Record):
         if recipe.dtype is Dtype.FP8:
             if self.fp8_recipe == "current" and recipe.model.layers <= 2:
                 yield (
-                    "--fp8-recipe current keeps the first and the last layer in bf16, and with "
-                    f"{recipe.model.layers} layers nothing is in FP8; choose delayed, current-all, or more --layers"
+                    "--fp8-recipe current keeps the first and the last layer in bf16, but the number of layers is "
+                    f"{recipe.model.layers}; choose delayed or current-all, or pass --layers 3 or more"
                 )
             return
         if self.fp8_recipe:

@@ -48,9 +48,9 @@ from llmb.runs.steps import Step, count_steps
 from llmb.runs.trace_reports import ProfileReport
 
 NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network", "machine")
-"""The fields that a result keeps if it is invalid because it is impossibly fast."""
+"""The fields that an impossibly fast, and therefore invalid, result keeps."""
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
-"""Figures that do not exist for a pretended rank."""
+"""Fields of a result that a pretended rank cannot have."""
 MOST_PROFILED = 0.5
 """Maximum fraction of the window's steps that may be profiled or traced; statistics exclude these steps."""
 WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
@@ -58,7 +58,7 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 
 
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
-    """Return throughput and numbers of parameters as fields of a result.
+    """Return throughput, packing and numbers of parameters as fields of a result.
 
     ``packing`` has the statistics of the trained sequences; None for those of the recipe.
     """
@@ -72,7 +72,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
 
 
 def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
-    """Return the mean statistics of the sequences of ``steps``; None without steps, or if one of them has none."""
+    """Return the mean statistics of the sequences of ``steps``; None if there are no steps, or if one lacks them."""
     squares = [step.sum_of_squares for step in steps if step.sum_of_squares is not None]
     if not steps or len(squares) < len(steps):
         return None
@@ -109,7 +109,7 @@ class RunEvidence:
     """All evidence for the result of a run."""
 
     plan: EnginePlan
-    """The window of the statistics, even if its rule is ``auto``."""
+    """Its window is that of the statistics, even if the window's rule is ``auto``."""
     steps: Sequence[Step]
     exit_code: int = 0
     log_tail: str = ""
@@ -129,7 +129,7 @@ class RunEvidence:
 
 
 def if_possible(result: Result) -> Result:
-    """Return the result, or an invalid one without figures if its FLOP rate exceeds its GPUs' peak."""
+    """Return the result; if its FLOP rate exceeds its GPUs' peak, return an invalid one without measurements."""
     why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
     if why is None:
         return result
@@ -411,10 +411,10 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
     trained = [step for step in steps if not last or step.step >= last.first_step]
     trained_s, apart_s = sum(step.step_time_s for step in trained), sum(map(_ranks_apart_s, trained))
     if lasted_s < -WHOLE_SECONDS_S:
-        return (f"it ended {-lasted_s:.4g} s before it began",)
+        return (f"the run ended {-lasted_s:.4g} s before it began",)
     if trained_s <= lasted_s + WHOLE_SECONDS_S + apart_s:
         return ()
-    return (f"its steps took {trained_s:.4g} s in all, but it lasted {lasted_s:.4g} s",)
+    return (f"the steps took {trained_s:.4g} s in all, but the run lasted {lasted_s:.4g} s",)
 
 
 def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
@@ -432,7 +432,8 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
     times = [step.step_time_s for step in steps if step.step in window and not step.profiled]
     mean_s = result.step_time_s.mean if result and result.step_time_s else None
     if mean_s is not None and times and not math.isclose(fmean(times), mean_s, rel_tol=1e-9):
-        yield f"its steps {window.first}-{window.last} took {fmean(times):.6g} s, but its result has {mean_s:.6g} s"
+        mean = f"the mean of steps {window.first}-{window.last}"
+        yield f"{mean} is {fmean(times):.6g} s, but its result has {mean_s:.6g} s"
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:

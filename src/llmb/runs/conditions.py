@@ -44,7 +44,7 @@ _FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
 BETWEEN_RUNS = " | "
 """Separates the strings of several runs."""
 Values = Mapping[str, str]
-"""Conditions of one side by dotted key; unknown conditions are missing."""
+"""Conditions on one side of a comparison by dotted key; unknown conditions are missing."""
 SETTINGS = (
     "emulate_fp8",
     "recompute",
@@ -69,7 +69,7 @@ NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES
 MOST_NAMED = 3
 """Maximum number of nodes to name; more nodes are only counted."""
 MOST_LISTED = 4
-"""Maximum number of settings to list in which a run's nodes differ."""
+"""Maximum number of listed settings that differ between a run's nodes."""
 
 
 def key_of(configuration: Mapping[str, Value]) -> str:
@@ -78,7 +78,7 @@ def key_of(configuration: Mapping[str, Value]) -> str:
 
 
 class RunIdentity(Record):
-    """The whole configuration of a run: everything that determines its computation. Keys are dotted."""
+    """The configuration that a run shares with its repeats, under dotted keys."""
 
     configuration: dict[str, Value]
 
@@ -97,7 +97,7 @@ class Difference(Record):
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
-    """Flatten nested values to dotted keys; a sequence becomes a string."""
+    """Flatten nested values to dotted keys; a sequence becomes a string separated by commas."""
     flat_values: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -173,14 +173,14 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
 
 
 def steps_text(window: Window) -> str:
-    """Format the steps of a window as a condition."""
+    """Return a string such as ``35-44``, ``49`` for a single step, or ``last`` if that is the window's rule."""
     if window.rule == "last":
         return window.rule
     return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that may change step time; others name jobs, files and folders, and differ for every run."""
+    """Return the variables that may change step times, without names of jobs, files and folders."""
     return {
         name: value
         for name, value in variables.items()
@@ -224,11 +224,11 @@ class Drift(Record):
     before: str | None
     after: str | None
     important: bool
-    """True if it is likely to change the time of a step."""
+    """True if the change is likely to affect the time of a step."""
 
 
 def gpu_limits(gpus: Sequence[GpuState]) -> dict[str, str]:
-    """Return the settings of the GPUs of a node; if they differ, all values that occur."""
+    """Return the settings of a node's GPUs by dotted key; if GPUs differ, the value lists all that occur."""
     every = {name: sorted({getattr(gpu, name) for gpu in gpus} - {None}) for name in GPU_LIMITS}
     return {f"hardware.{name}": ", ".join(map(_text, values)) for name, values in every.items() if values}
 
@@ -238,7 +238,7 @@ def _text(value: object) -> str:
 
 
 def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
-    """Return the settings of a run's nodes and GPUs, or Missing. The record stores those of GPUs as states."""
+    """Return the settings of a run's nodes, including their GPUs; Missing if the nodes' settings are missing."""
     settings, environment = record.settings, record.environment
     if isinstance(settings, Missing):
         return settings
@@ -296,7 +296,7 @@ def unlike_nodes(record: RunRecord) -> tuple[str, ...]:
     keys = sorted({key for values in settings.unlike.values() for key in values if rule_of(key).important})
     texts = [_unlike(title_of(key), settings.nodes_by_value(key)) for key in keys if _all_known(settings, key)]
     more = len(texts) - MOST_LISTED
-    return (*texts[:MOST_LISTED], *([f"{more} other settings also differ"] if more > 0 else []))
+    return (*texts[:MOST_LISTED], *([f"other settings that differ: {more}"] if more > 0 else []))
 
 
 def _all_known(settings: NodesSettings, key: str) -> bool:
@@ -351,7 +351,7 @@ def rule_of(key: str) -> ConditionRule:
 
 
 def title_of(key: str) -> str:
-    """Return the title of a condition, for display."""
+    """Return the title of the condition ``key``, for display; the key itself if its rule has none."""
     rule = rule_of(key)
     exact = not any("*" in pattern for pattern in rule.keys)
     return rule.title if exact and rule.title else key

@@ -12,7 +12,7 @@ from llmb.runs.plan import ComputePath
 
 
 class GpuState(Record):
-    """A GPU of a node as ``nvidia-smi`` describes it; None if unknown, or not supported by the GPU."""
+    """A GPU of a node as ``nvidia-smi`` describes it. Unknown and unsupported values are None."""
 
     node: str
     index: int
@@ -34,7 +34,7 @@ class GpuState(Record):
     throttle_reasons: tuple[str, ...] | None = None
     """Reasons for lowered clocks; empty if there are none."""
     throttled_us: dict[str, float] | None = None
-    """Microseconds for which a reason lowered its clocks, by reason, since the driver was loaded."""
+    """Microseconds of lowered clocks since the driver was loaded, by reason."""
 
 
 class RdmaPort(Record):
@@ -90,7 +90,7 @@ class Environment(Record):
     kernels: tuple[KernelCheck, ...] | None = None
     """The first rank's checks, and failed ones of others; empty if the run has no such kernels, None until checked."""
     ptxas: str | None = None
-    """Version of the assembler of Triton's kernels; None without a GPU, or without Triton."""
+    """Version of the assembler of Triton's kernels; None if the node has no GPU or no Triton."""
     driver: str | None = None
     """Driver of the GPUs."""
     cuda_driver: str | None = None
@@ -99,13 +99,13 @@ class Environment(Record):
     cpu: str | None = None
     """Model of the first node's CPU."""
     gpus: tuple[GpuState, ...] | None = None
-    """State of all GPUs of the run before its first step; None without GPUs, or without nvidia-smi."""
+    """State of all GPUs of the run before its first step; None if it has no GPUs, or nodes have no nvidia-smi."""
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
     untried: str | None = None
     """A note that this version of torch was never tested; None if it was."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
-    """Active ports of all nodes; empty if no process sees one; None without GPUs."""
+    """Active ports of all nodes; empty if no process sees one; None if the run has no GPUs."""
     packages: dict[str, str] | None = None
     """Versions of another program's packages, by name."""
 
@@ -138,7 +138,7 @@ QUERIES = ((*_PLAIN, _EVENTS, *_COUNTERS), (*_PLAIN, _EVENTS), (*_PLAIN, "clocks
 
 
 class NodeGpus(NamedTuple):
-    """The GPUs of a node; ``driver`` is None if it has none."""
+    """The GPUs of a node; ``driver`` is None if the node has no GPU, or if its version is unknown."""
 
     driver: str | None
     gpus: tuple[GpuState, ...]
@@ -157,7 +157,7 @@ def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
 
 
 def of_run(gpus: Iterable[GpuState], uuids: Iterable[str | None]) -> tuple[GpuState, ...]:
-    """Return the states of the run's GPUs; those of all GPUs if an id is unknown, such as that of a MIG slice."""
+    """Return the states of the GPUs with ``uuids``; all of ``gpus`` if a UUID is not listed, such as a MIG slice's."""
     listed, ids = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
     listed_ids = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
     if not ids <= listed_ids:

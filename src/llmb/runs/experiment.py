@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms the name that equal runs share, from their recipe and their differences from it. Creates and checks the folders
-of a run with that name."""
+"""Builds the name that equal runs share, from their recipe and their differences from it. Creates and checks the
+folders of runs."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ DIGITS = 6
 def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the name that log files and folders of equal runs share; it contains the whole configuration.
     ``arguments`` are those of a framework's script. The name includes a proxy's number of layers and, for a run that
-    recording slows down, the kind of recording, so that ``llmb parse`` skips it.
+    recording slows down, the kind of recording, so that ``llmb parse`` skips the run.
     """
     recipe, layout = plan.recipe, plan.recipe.layout
     etp = f"_etp{layout.etp}" if layout.etp > 1 else ""
@@ -47,7 +47,7 @@ def recorded_suffix(plan: Plan) -> str:
 
 
 def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
-    """Return the folder of all runs of the experiment ``name``; by default that of llmb's own engine."""
+    """Return the folder of all runs of the experiment ``name``, by default that of ``plan`` with llmb's engine."""
     return install / WORKLOADS / plan.recipe.workload / "experiments" / (name or experiment_name(plan))
 
 
@@ -130,17 +130,17 @@ PROBE_BYTES = 4096
 
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
-    """Create a new, empty folder of a run (``stamped_folder``), and its folder for checkpoints. ``name`` is that of the
-    experiment, by default for llmb's own engine. Raise EnvironmentProblem if a folder cannot be written.
+    """Create the new, empty folder of a run of the experiment ``name`` (by default that of llmb's engine), and the
+    run's folder for checkpoints. Raise EnvironmentProblem if a folder cannot be written.
     """
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
 
 
 def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object] = lambda _run: None) -> RunFolder:
-    """Create a new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` raises no
-    FileExistsError. If several begin in the same second, the second gets ``-2`` after the seconds, and so on. Raise
-    UsageError for another user's link, EnvironmentProblem if it cannot be written.
+    """Create a new, empty folder ``<name>_<seconds>/<name>`` in ``parent``. If the name is in use, or ``claim`` raises
+    FileExistsError, ``-2`` follows the seconds, then ``-3``, and so on. Raise UsageError if the path has another user's
+    link, EnvironmentProblem if the folder cannot be written.
     """
     check_links(parent)
 

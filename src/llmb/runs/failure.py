@@ -17,7 +17,7 @@ Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
 """Factor on the limit in each phase: loading, compiling before the first step, and writing to disk are slow."""
 STALL = "llmb: stall: "
-"""Prefix of the line in a run's log that names the cause."""
+"""Prefix of the log line that describes the ranks that block a hung run."""
 ENDING_S = 6.0
 """Time for the ranks to agree on the cause, log it, and exit."""
 MOST_KINDS = 4
@@ -25,9 +25,9 @@ MOST_RANKS = 16
 
 
 def time_to_notice(limit_s: float) -> float:
-    """Return the seconds without progress after which ranks act, so that the run ends within ``limit_s``.
+    """Return the seconds without progress after which ranks end the run, early enough to exit within ``limit_s``.
 
-    If the limit is short, ranks act after half of it, and not earlier: short pauses must not end the run.
+    This is at least half of the limit, so that short pauses do not end the run.
     """
     return max(limit_s / 2, limit_s - ENDING_S)
 
@@ -49,8 +49,8 @@ class Wait(Record):
 class Beat(Record):
     """The state that one rank reports. ``place`` is the line of code that its main thread executes.
 
-    ``begun`` counts the collectives begun, by group. ``communicates`` is true if the rank may be waiting in something
-    that is not recorded. A rank reports its collectives and its place only after some time without progress.
+    ``begun`` counts the collectives begun, by group. ``communicates`` is true if the rank may be waiting in
+    communication that is not recorded. A rank reports collectives and place only after some time without progress.
     """
 
     number: int
@@ -253,7 +253,7 @@ def failed_host(log: str) -> str | None:
 
 
 def last_lines(log: str, most: int) -> list[str]:
-    """Return the last ``most`` lines up to the first failure, without later output of its victims and the launcher."""
+    """Return the last ``most`` lines up to the first failure, without later output of other ranks and the launcher."""
     failure = _find(log)
     end = failure.end if failure else None
     if end is None:

@@ -104,7 +104,7 @@ class RunFolder:
     stall = Inside("stall.txt")
     """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
     job = Inside("job.json")
-    """The scheduler's handle of the run, written after submission."""
+    """The job that the run was submitted as, written after submission."""
     imported = Inside("imported.json")
     """The origin of a run that was imported from an archive."""
     launch_output = Inside("launch.out")
@@ -126,12 +126,12 @@ class RunFolder:
 
     @property
     def batch_script(self) -> Path:
-        """Return the script of a run that was submitted to a scheduler."""
+        """Return the path of the batch script of a run that was submitted to a scheduler."""
         return self.path / f"sbatch_{self.name}.sh"
 
     @property
     def batch_output(self) -> Path:
-        """Return the output of the batch script and the scheduler; workers write ``log``."""
+        """Return the path of the output of the batch script and the scheduler; workers write ``log``."""
         return self.path / f"sbatch_{self.name}.out"
 
     def steps_of_attempt(self, number: int) -> Path:
@@ -179,14 +179,14 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
 
 
 def user_config(environ: Mapping[str, str]) -> Path | None:
-    """Return the file of the user's own defaults, which need not exist; None without a home folder."""
+    """Return the file of the user's own defaults, which need not exist; None if the user has no home folder."""
     folder = config_folder(environ)
     return folder / "config.yaml" if folder else None
 
 
 def user_root(path: Path) -> Path | None:
-    """Return the root of installation in the user's defaults; None without one. Raise UsageError if it is relative, or
-    if the file cannot be read or belongs to another user.
+    """Return the root of installation that the user's defaults in ``path`` set, or None. Raise UsageError if it is
+    relative, or if the file cannot be read or belongs to another user.
     """
     from llmb.catalogue.data_files import read_data  # few users have such a file
 

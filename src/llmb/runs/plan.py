@@ -44,7 +44,7 @@ class Start(Record):
 
 
 class InitialWeights(Record):
-    """The checkpoint whose weights a training starts with, at step 0."""
+    """The checkpoint that contains the weights of step 0."""
 
     path: str
     name: str
@@ -135,7 +135,7 @@ class Plan(Record):
         return self.first_step + self.steps - 1
 
     def samples_before(self, step: int) -> int:
-        """Return the samples consumed before ``step`` by the training; earlier runs may have had other batch sizes."""
+        """Return the number of samples consumed before ``step``, including those of the runs that this one resumes."""
         consumed = self.start.consumed_samples if self.start else 0
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
 
@@ -151,7 +151,7 @@ class Plan(Record):
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Return the origin of ``weights``; without them, that of the training resumed from ``start``, else random."""
+    """Return the origin of ``weights``; if None, the one recorded by the checkpoint ``start``, or random without it."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:
@@ -180,8 +180,8 @@ class ComputePath(Record):
     compiled: bool
     """Blocks are compiled by torch.compile."""
     joins_products: bool
-    """Layers with the same input are multiplied as one matrix, which eager code would have to split by copies. False in
-    an FP8 run, which joins FP8 layers differently, and in which bf16 blocks are bitwise equal, compiled or not."""
+    """Layers with the same input are multiplied as one matrix, whose product eager code would have to copy to split.
+    False in an FP8 run, which joins FP8 layers in another way, and whose bf16 blocks must not depend on compilation."""
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
     """How gradients of micro-batches are summed: by the products themselves, in bf16; by autograd, in fp32; by FSDP."""
     overlaps_tp: bool
@@ -332,7 +332,7 @@ def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype
 
 
 def chosen_lora(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Lora | None:
-    """Return the adapters of the recipe, or the resumed ones, changed by the explicit choices; None without any."""
+    """Return the recipe's adapters, or the checkpoint's, changed by explicit choices; None to train all weights."""
     lora = (saved and saved.lora) or recipe.lora
     return lora and lora.model_copy(update=choices.lora_changes())
 

@@ -351,9 +351,9 @@ OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 
 
 def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
-    """Return the arguments with which ``llmb run`` and ``submit`` train the same, without default values.
+    """Return the arguments with which ``llmb run`` and ``submit`` repeat a run, without default values.
 
-    Profiles are not recorded again. Raise UsageError if the catalogue does not have the recipe.
+    The repeat is not profiled. Raise UsageError if the catalogue does not have the recipe.
     """
     recipe, rank = plan.recipe, plan.recipe.pretended_rank
     request = _request(recipe)

@@ -12,7 +12,7 @@ from llmb.catalogue.records import Record
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5
 MOST_RANKS = 8
-"""Maximum number of ranks that are profiled by default, the first ones."""
+"""By default, at most this many ranks are profiled, from rank 0."""
 _option = partial(Option, panel="Profiling")
 
 
@@ -96,8 +96,8 @@ class Profiling(Record):
     def settled(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Profile | None:
-        """Return the resolved options; None without a profile. By default, the document's steps are profiled if the run
-        has them, or else the last tenth of the steps. Call this only if ``problems`` yields none.
+        """Return the resolved options; None if the run is not profiled. By default, the document's steps are profiled
+        if the run has them, or else the last tenth of the steps. Call this only if ``problems`` yields none.
         """
         if not self.profile:
             return None

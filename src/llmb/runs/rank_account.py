@@ -99,7 +99,7 @@ class MemoryUse(Record):
 
 
 def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
-    """Return the plan with evenly routed tokens, and the assumptions of the count about the data."""
+    """Return the plan, with tokens routed evenly if experts have no capacity, and the assumptions about the data."""
     assumptions = []
     changes: dict[str, object] = {}
     if plan.recipe.packing is not None:

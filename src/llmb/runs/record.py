@@ -75,7 +75,7 @@ class Attempt(Record):
     job: BegunJob
     first_step: int
     checkpoint: str | None
-    """The checkpoint that it resumes from; None for the run's own start."""
+    """The run's checkpoint that the attempt resumes from; None if it begins with the run's first step."""
     ended_at: Time | None = None
     exit_code: int | None = None
     signal: str | None = None
@@ -95,7 +95,7 @@ LOCAL = "local"
 
 
 class SubmittedJob(Record):
-    """The content of ``job.json``: a run's handle in a scheduler."""
+    """The content of ``job.json``: the job that a run was submitted as."""
 
     schema_version: int = 1
     scheduler: str
@@ -141,7 +141,7 @@ class RunRecord(ReasonedRecord):
     """The content of ``run.json``. ``environment`` comes from the workers; None until they have written it."""
 
     schema_version: Literal[3] = 3
-    """Lower ones belong to development versions before 0.1."""
+    """Lower versions were written by development versions before 0.1."""
     run_id: str
     """The run's own id, independent of its folder's name and place."""
     status: Status
@@ -155,11 +155,11 @@ class RunRecord(ReasonedRecord):
     llmb_commit_reason: str | None = None
     """The reason why ``llmb_commit`` or ``llmb_modified`` is unknown."""
     image: str | None = None
-    """Container image that the workers run in; None without a container."""
+    """Container image that the workers run in; None if they run without a container."""
     label: str | None = None
     """A name that the user chose, to find and compare runs by."""
     arguments: dict[str, str] = Field(default_factory=dict)
-    """Arguments of a framework's script, as given by the user."""
+    """Arguments that the user passed to a framework's script, by name."""
     program: str = ENGINE
     """The program that trains."""
     started_at: Time | None
@@ -169,7 +169,7 @@ class RunRecord(ReasonedRecord):
     job: BegunJob | None = None
     """None for a run without a scheduler, and while it is queued."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """The variables of the workers in addition to the user's."""
+    """Environment variables that llmb set for the workers."""
     retries: int = 0
     """The number of times that a scheduler may restart the run; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
@@ -281,7 +281,7 @@ def engine_plan(record: RunRecord) -> EnginePlan:
 
 
 def attempt_plan(record: RunRecord) -> EnginePlan:
-    """Return the plan of the latest attempt's workers: that of the run, or its remaining steps after a checkpoint."""
+    """Return the run's plan; if its latest attempt resumes from a checkpoint, the plan of the remaining steps."""
     plan, attempt = engine_plan(record), record.attempts[-1] if record.attempts else None
     if attempt is None or attempt.checkpoint is None:
         return plan
@@ -321,7 +321,7 @@ def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
-    """Read the end of a job; None if it has not ended, or was killed together with its batch script."""
+    """Read the end of a job; None if its batch script has not recorded it. Raise BrokenRecord, or OSError."""
     return read_stored(folder.job_end, JobEnd) if folder.job_end.exists() else None
 
 
@@ -394,8 +394,8 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Return the plan with the window for an attempt from ``first_step``. All steps of a window should be of one
-    attempt, so an attempt that begins before the window's end gets another one. A window of explicit steps stays.
+    """Return the plan with the window for an attempt that begins at ``first_step``. One attempt should train all steps
+    of a window, so a later attempt that begins before the window's end has a new one, unless its steps are explicit.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan

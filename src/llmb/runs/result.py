@@ -21,7 +21,7 @@ from llmb.runs.trace_reports import NetworkUse, ProfileReport
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")
-"""The reason for the missing figures of such a run."""
+"""The reason why a run has no measurements."""
 NOT_SAMPLED = Missing("the run was not sampled")
 NO_SAMPLES = Missing("the run folder has no samples")
 NO_EXPERTS = Missing("the model has no experts")
@@ -76,7 +76,7 @@ class Fp8Report:
     saturated_tensors: float
     not_finite_tensors: float
     product: Fp8Product | None = None
-    """None for a run that ended before it was chosen."""
+    """None for a run that ended before it chose one."""
 
 
 class Loss(Record):
@@ -103,7 +103,7 @@ class PretendedRank(ReasonedRecord):
     rank: int
     ranks: int
     pp_stage: int
-    """Its place in the pipeline, from 0."""
+    """The rank's pipeline stage, from 0."""
     micro_batches: int
     compute_time_s: Statistics | Missing
     peak_memory_gib: float | None
@@ -115,9 +115,9 @@ class Reference(Record):
     kind: ReferenceKind
     step_time_s: float
     step_time_s_ci95: Interval | None = None
-    """None for a single figure whose spread is not published."""
+    """None for a single step time with an unpublished spread."""
     window: Window | None = None
-    """None if the source does not state the steps of its figure."""
+    """None if the source does not state the measured steps."""
     window_text: str = ""
     """The window in the words of the source."""
     convention: str | None = None
@@ -125,7 +125,7 @@ class Reference(Record):
     source: str
     """A document and its line, the folder of the baseline, or the user's file and its entry."""
     runs: int | None = None
-    """Number of runs in a baseline; None for a single figure."""
+    """Number of runs in a baseline; None for other references."""
 
 
 class Condition(Record):
@@ -138,7 +138,7 @@ class Condition(Record):
     effect: Effect
     """The difference prevents a verdict, makes it soft, or is only noted."""
     slower_pct: Interval | None = None
-    """The slowdown of the run's steps that it causes, in percent, from and to; None if unknown."""
+    """The smallest and the largest slowdown of a step that the condition causes, in percent; None if unknown."""
     why: str | None = None
     """The explanation, with its source, if the reference has one."""
 
@@ -150,11 +150,11 @@ class Verdict(Record):
     soft: bool
     """True if the reference, or a condition that differs, allows only a rough statement."""
     delta_pct: float | None = None
-    """Step time relative to the reference, in percent; above 0 is slower. None unless both figures exist."""
+    """Difference of the step time from the reference, in percent; above 0 is slower. None if either is unknown."""
     ci95_pct: Interval | None = None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None = None
-    """The smallest slowdown that the data would have shown in 80 of 100 cases; None without an interval."""
+    """The smallest slowdown that the data would have shown in 80 of 100 cases; None if there is no interval."""
     tolerance_pct: float | None = None
     tolerance_source: str | None = None
     reference: Reference | None = None
@@ -164,13 +164,13 @@ class Verdict(Record):
     reason: str | None = None
     """The reason why there is no clear verdict, or why runs allow only a soft one."""
     sentence: str = ""
-    """One line for display, formed from the rest."""
+    """One line for display, derived from the other fields."""
 
 
 WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
 """From the worst to the best."""
 BETTER: tuple[VerdictName, ...] = ("pass", "improved")
-"""The verdicts better than an open question."""
+"""The verdicts in favor of a run."""
 
 
 def worst(verdicts: Iterable[Verdict]) -> VerdictName:
@@ -205,17 +205,17 @@ class Result(ReasonedRecord):
     packing: Annotated[Packing, WrapValidator(ValidateOnce())] | None = None
     """Statistics of the sequences: of the window's steps or, without those, of the recipe; None if none are packed."""
     parameters: Annotated[Parameters, WrapValidator(ValidateOnce())] | None = None
-    """None without figures."""
+    """None if the run has no statistics."""
     tflops_per_gpu: dict[str, float | None] | None = None
-    """The values by convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
+    """The rate by FLOP convention; ``mfu_pct`` and ``flops_per_sequence`` have the same keys."""
     mfu_pct: dict[str, float | None] | None = None
     days_per_1t_tokens: float | None = None
     flops_per_sequence: Annotated[dict[str, float | None], WrapValidator(ValidateOnce())] | None = None
     peak_tflops: float | None = None
     reasons: Annotated[dict[str, str], WrapValidator(ValidateOnce())] | None = None
-    """Reasons for figures that are None, by name."""
+    """Reasons for fields that are None, by name."""
     verdict: Verdict | Missing = Missing("the run is not judged yet")
-    """Verdict against the published figure."""
+    """Verdict compared with the published step time."""
     note: str | None = None
     """The event after the last step of a success: an error, a signal, the time limit; else None."""
     error_at_end: str | None = None

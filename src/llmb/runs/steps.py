@@ -85,7 +85,8 @@ class Step:
     layer_s_max: float
     slowest_layer_rank: int
     outside_layers_s: float
-    """The time before and between those layers, without the wait for data; on the rank where it was shortest."""
+    """The time before and between the layers of the first micro-batch, without the wait for data; the shortest of all
+    ranks."""
     ended_s: float
     """The end of the step as the first rank saw it, in Unix time."""
     saving: bool = False
@@ -99,7 +100,7 @@ class Step:
     sum_of_squares: int | None = None
     """Sum of the squared lengths of all documents; None if a sequence is one document."""
     chunked_sum_of_squares: int | None = None
-    """This sum for documents split at the model's attention chunks; None if no document is longer than a chunk."""
+    """``sum_of_squares`` with documents split at attention chunks; None if no document is longer than a chunk."""
     host_ahead_s: float | None = None
     """The time that the host waited for the GPU to end the step, on the rank where it was shortest; None on a CPU."""
 
@@ -199,7 +200,7 @@ class StepNews(NamedTuple):
 class StepFollower:
     """Reads the complete lines that were added to ``metrics.jsonl`` since the last call.
 
-    A run that is started again gets a new file, with the steps that it keeps; they are read again.
+    A restarted run replaces the file by one with the steps that it keeps, which are then read again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -273,7 +274,7 @@ class RankTimesFile:
 
 
 def read_rank_times(path: Path) -> list[RankTimes]:
-    """Read the rank times in order of steps, each step once, from its last attempt. Empty without a file.
+    """Return the rank times sorted by step, each from the last attempt that trained the step; empty if no file exists.
 
     Raise BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
     """

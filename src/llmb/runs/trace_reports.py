@@ -55,7 +55,7 @@ class ProfileReport:
     files: tuple[str, ...]
     breakdown: StepBreakdown | None
     warnings: tuple[str, ...]
-    """The parts that are missing, with the reason if it is known."""
+    """Sentences about missing profiles, a missing breakdown, and another profiler than planned."""
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
@@ -132,7 +132,7 @@ def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
 
 
 LEAST_SHARE = 0.99
-"""The fraction of a GPU type's nominal network rate, a rounded figure, that counts as all of it."""
+"""The fraction of a GPU type's nominal network rate that counts as the full rate, because nominal rates are rounded."""
 MOST_NAMED = 2
 DECIDING = (
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
@@ -150,9 +150,9 @@ class NetworkUse(Network):
 
 
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
-    """Yield faults. ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the nodes' devices.
+    """Yield the network's faults, then the run's variables that may have caused them.
 
-    After the faults, yield the run's variables that may be the reason, if there are any.
+    ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the network devices of its nodes.
     """
     faults = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
     if fault := _differing(network.nodes):

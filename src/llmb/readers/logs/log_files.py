@@ -97,7 +97,7 @@ def find_logs(root: Path) -> LogFiles:
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
-    """Find the logs in ``roots``, folders or files, each log once. Raise UsageError if one of them has none."""
+    """Find the logs in ``roots``, folders or files, each log once. Raise UsageError if a root has none."""
     roots_files = [find_logs(root) for root in roots]
     if len(roots_files) == 1:
         return roots_files[0]

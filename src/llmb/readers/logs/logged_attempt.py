@@ -100,8 +100,8 @@ class PrintedWork:
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:
-        """Describe a step that does not have the number of tokens that most steps have; None without one, or if steps
-        are padded and their numbers differ anyway."""
+        """Describe a step with another number of tokens than most steps; None if there is none, or if there is no
+        usual number because steps are padded."""
         if not self.tokens:
             return None
         usual, count = self.tokens.most_common(1)[0]
@@ -164,7 +164,8 @@ class LoggedAttempt:
     window: Window | None = None
     """None before the first step, and if the rule does not fit the run."""
     window_last: int | None = None
-    """Number of the last step for which the window was resolved, as declared by the attempt's first line."""
+    """Number of the last step for which the window was resolved: ``foreseen_last`` or, if that is None, the number
+    declared by the attempt's first line."""
     first_step: int = 0
     """Number of the run's first step."""
     steps: int = 0
@@ -177,7 +178,7 @@ class LoggedAttempt:
     bad_grad_norm_step: int | None = None
     """The first step with a logged gradient norm that is not finite."""
     skipped_in_window: int = 0
-    """Steps with a skipped update, according to lines in the window."""
+    """Number of steps with a skipped update, according to the window's lines."""
     mean_of: int = 1
     """The largest number of averaged steps that a line declares."""
     clock_s: float = 0.0

@@ -45,7 +45,7 @@ Status = Literal[
     "unreadable",
 ]
 FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled", "traced")
-"""The run completed its steps with valid values; only the step times of a success are a measurement."""
+"""Statuses of runs that completed their steps with valid values; only the step times of a success are measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class LogOutcome:
     logged_last_s: float | None = None
     """The timestamp of the last step line."""
     format: str | None = None
-    """Name of the log's format; None without a step line."""
+    """Name of the log's format; None if it has no step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
-    """The configuration of the run from the log and its path; see ``llmb.readers.logs.reader``."""
+    """The configuration of the run from the log and its path; see ``llmb.readers.logs.configuration``."""
     error_at_end: str | None = None
     """The error in the log after the last step of a measurement; the scheduler's time limit does not count."""
     digest: str | None = None
-    """Digest of the logged values: equal for copies of a log, whatever their names; None without a step."""
+    """Digest of the logged values, equal for copies of a log with any names; None if the log has no steps."""
 
     @property
     def gpus(self) -> int | None:

@@ -209,7 +209,7 @@ class RunLog:
     attempt: LoggedAttempt
     """The last attempt."""
     format: str | None
-    """Name of one of ``llmb.readers.logs.formats``; None without a step line."""
+    """Name of one of ``llmb.readers.logs.formats``; None if the log has no step line."""
     configuration: dict[str, Value]
     """The configuration of the run from the log's beginning and its path; see ``llmb.readers.logs.configuration``."""
 

@@ -154,7 +154,7 @@ class RankTrace:
     unclassified: tuple[NameTime, ...] = ()
     """The longest unclassified kernels."""
     notes: tuple[str, ...] = ()
-    """Unreadable parts of the trace."""
+    """Remarks on the trace, such as on unreadable parts."""
 
     @property
     def label(self) -> str:
@@ -169,7 +169,7 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that the others wait for: it waits the least in communication."""
+    """The rank that the others wait for: the one with the longest steps without exposed communication."""
 
     label: str
     local_s: float

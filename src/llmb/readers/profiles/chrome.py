@@ -31,7 +31,7 @@ from llmb.readers.profiles.timeline import (
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24
-"""Maximum number of characters. A longer event means that the file is truncated, or has no events."""
+"""Maximum number of characters of an event. A longer one means that the file is damaged, or has no events."""
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
@@ -146,7 +146,7 @@ _OPTIMIZER = "Optimizer.step#"
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Return the rank in a file name; None without one."""
+    """Return the rank in a file name; None if it contains none."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1] or match[2]) if match else None
 
@@ -274,8 +274,8 @@ def _nanoseconds(microseconds: object) -> int | None:
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raise UsageError if the file is not a trace, or only of an unknown device. The timeline of a trace without steps
-    has no steps or, if ``unmarked``, the intervals between the optimizer's steps, or else a single step.
+    Raise UsageError if the file is not a trace, or is of an unknown device and has no GPU kernels. If no step is
+    marked, the timeline has none or, if ``unmarked``, one per interval between optimizer steps, or else a single one.
     """
     file = TraceFile(path)
     collected = _Collected(rules)

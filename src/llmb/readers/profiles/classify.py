@@ -105,7 +105,7 @@ class Activity(StrEnum):
     MATRIX_PRODUCT = "matrix_product"
     OTHER = "other"
     UNCLASSIFIED = "unclassified"
-    """An unclassified kernel."""
+    """A kernel that no rule matches."""
     CUDA_GRAPH = "cuda_graph"
     """A CUDA graph recorded as a whole: its content is unknown."""
     MEMORY_COPY = "memory_copy"

@@ -105,11 +105,11 @@ class Timeline:
     steps: tuple[TracedStep, ...]
     spans: Mapping[Label, Sequence[Span]]
     calls: Mapping[Label, Sequence[int]]
-    """The start of each communication, in order."""
+    """The sorted start times of communication, by label."""
     names: tuple[NameTime, ...]
     """Sorted by time, longest first."""
     notes: tuple[str, ...] = ()
-    """Unreadable parts of the trace."""
+    """Remarks on the trace, such as on unreadable parts."""
 
 
 class Recorded(NamedTuple):

@@ -69,9 +69,9 @@ def describe_folder(path: Path) -> Description:
 RECORD = "checkpoint.json"
 WEIGHTS = "weights"
 CONTEXT = "context"
-"""Configuration and tokenizer of imported weights."""
+"""Folder with the configuration and tokenizer of imported weights."""
 NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
-"""Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
+"""Fields of a model that may differ between checkpoint and run, because loading the weights does not depend on them."""
 
 
 SourceFormat = Literal["huggingface", "nemo"]
@@ -183,7 +183,7 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
     """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can. The data
-    must be equal, because the checkpoint's consumed samples are counted in its own.
+    must be equal, because the checkpoint records its position as a number of samples.
     """
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None
@@ -230,7 +230,7 @@ def _damage(path: Path, record: CheckpointRecord) -> Iterator[str]:
 
 
 class Verified(Record):
-    """How the files of a loaded checkpoint were verified, and the seconds that it took; None for a save."""
+    """How a loaded checkpoint's files were verified, and the seconds that this took; both are None for a save."""
 
     verification: Verification | None = None
     verify_s: float | None = None
@@ -266,7 +266,7 @@ class CheckpointTime(Verified):
 
     @property
     def gb_per_s(self) -> float | None:
-        """Rate of all ranks' bytes over the total time; None if it is unknown."""
+        """Return all ranks' bytes divided by the total time, in 10^9 bytes per second; None if unknown."""
         return self.size_bytes / 1e9 / self.duration_s if self.ranks and self.duration_s else None
 
     @property

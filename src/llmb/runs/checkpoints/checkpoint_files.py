@@ -33,7 +33,8 @@ def partial_path(target: Path) -> Path:
 def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda _: False) -> Iterator[Path]:
     """Yield a folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
 
-    Leftovers of a killed attempt at the same target are removed first. ``is_worth_keeping`` prevents both removals.
+    Files from a killed attempt at the same target are removed first. If ``is_worth_keeping`` returns true for the
+    folder, nothing is removed.
     Raise UsageError if ``target`` exists or is being written, EnvironmentProblem if writing fails.
     """
     check_links(target.parent)
@@ -132,7 +133,7 @@ def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
 def damaged_files(
     folder: Path, checksums: Mapping[str, str], *, threads: int, on_block: OnBlock = lambda: None
 ) -> Iterator[str]:
-    """Describe each file that has a different checksum, or cannot be read."""
+    """Describe each file that has another checksum than in ``checksums``, or that cannot be read."""
 
     def damage(item: tuple[str, str]) -> str | None:
         name, expected = item

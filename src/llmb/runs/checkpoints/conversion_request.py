@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of the program that converts weights: one JSON document in, one per line out."""
+"""The protocol of the program that converts weights: it reads one JSON document, and writes one per line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ IMPORTED = "imported"
 
 
 class FinishedFile(Record):
-    """A file of the checkpoint that is on disk; ``places`` are offset and length of each of its chunks."""
+    """A complete file of an unfinished import; ``places`` are the offset and length in bytes of each of its chunks."""
 
     name: str
     bytes: int
@@ -39,7 +39,7 @@ class FinishedFile(Record):
 
 
 def finished_files(folder: Path) -> list[FinishedFile]:
-    """Return the finished files in ``folder``, which an import keeps. Raise OSError, or ValueError if damaged."""
+    """Return the files in ``folder`` that an earlier import completed. Raise ValueError if a record is damaged."""
     records = [FinishedFile.model_validate_json(path.read_bytes()) for path in (folder / IMPORTED).glob("*.distcp")]
     places = {record.name: folder / WEIGHTS / record.name for record in records}
     return [one for one in records if places[one.name].is_file() and places[one.name].stat().st_size == one.bytes]

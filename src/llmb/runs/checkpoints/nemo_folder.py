@@ -45,7 +45,7 @@ SAME: dict[str, Any] = {
     "num_moe_experts": None,
     "multi_latent_attention": False,
 }
-"""Settings that have the same value in every supported model; versions that lack a setting have this value."""
+"""Settings with the same value in all supported models. NeMo versions that lack a setting behave as with this value."""
 
 
 def is_nemo_folder(path: Path) -> bool:
@@ -53,7 +53,7 @@ def is_nemo_folder(path: Path) -> bool:
 
 
 def read_nemo_folder(path: Path) -> WeightsFolder:
-    """Read a checkpoint's folder. Raise UsageError if it cannot be imported, whatever its model."""
+    """Read the folder of a NeMo 2 checkpoint. Raise UsageError if it cannot be imported, regardless of its model."""
     for name in DOCUMENTS:
         if not (path / name).is_file():
             what = f"this is a NeMo 2 checkpoint without '{name}', which describes how to read it"
@@ -97,15 +97,15 @@ def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
     }
     for name, value in expected.items():
         if config.get(name) != value:
-            yield f"{name} is {config.get(name)}; here it is {value}"
+            yield f"{name} is {config.get(name)}, not {value}"
     for name, value in SAME.items():
         if config.get(name, value) != value:
-            yield f"{name} is {config[name]}; here it is {value}"
+            yield f"{name} is {config[name]}, not {value}"
     if (channels := config.get("kv_channels")) not in (None, model.head_dim):
-        yield f"kv_channels is {channels}; here it is {model.head_dim}"
+        yield f"kv_channels is {channels}, not {model.head_dim}"
     activation = config.get("activation_func")
     if not str(activation.get("_target_") if isinstance(activation, dict) else activation).endswith("silu"):
-        yield f"activation_func is {activation}; here it is silu"
+        yield f"activation_func is {activation}, not silu"
     yield from _scaling_differences(config, model)
 
 
@@ -120,7 +120,7 @@ def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[st
     }
     for name, value in expected.items():
         if config.get(name) != value:
-            yield f"{name} is {config.get(name)}; here it is {value}"
+            yield f"{name} is {config.get(name)}, not {value}"
 
 
 def _parsed(path: Path) -> dict[str, Any]:

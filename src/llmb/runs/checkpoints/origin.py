@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sources of the weights and the data of a training. Pure."""
+"""The origin of a run's weights and data. Pure."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The weights before the first step of a training; a resumed run has those of the training that it resumes."""
+    """The weights that training began with; a resumed run has those of the run that saved its checkpoint."""
 
     kind: Literal["random", "checkpoint", "unknown"]
-    """``unknown``: the training resumes from a checkpoint that does not record its origin."""
+    """``unknown``: the run resumes from a checkpoint that does not record the origin."""
     name: str | None = None
     """Name of the model that the checkpoint was made from."""
     path: str | None = None
@@ -31,7 +31,7 @@ class WeightsOrigin(Record):
 
 
 class DataOrigin(Record):
-    """The data that a training reads."""
+    """The data that a run trains on."""
 
     kind: Literal["synthetic", "dataset"]
     name: str
@@ -40,7 +40,7 @@ class DataOrigin(Record):
     identity: str | None = None
     """Digest of the checksums of the dataset's arrays."""
     source: str | None = None
-    """The local file that the dataset was prepared from, and its checksum; None for the hub."""
+    """The local file that the dataset was prepared from, and its checksum; None if it was downloaded from a hub."""
 
     @property
     def text(self) -> str:
@@ -74,7 +74,7 @@ def dataset_title(name: str, seq_len: int) -> str:
 
 
 def identity_of(crc32: Mapping[str, str] | None) -> str | None:
-    """Return a digest that is equal for equal checksums; None without checksums."""
+    """Return a digest that is equal for equal checksums; None if there are none."""
     if not crc32:
         return None
     listed = "".join(f"{name} {value}\n" for name, value in sorted(crc32.items()))
@@ -91,7 +91,7 @@ def synthetic_text(training: Training) -> str:
 
 
 class OriginHere(Record):
-    """The origin of a run here without further options, and the reason if the run would be rejected."""
+    """The origin that a run without options would have on this machine, and why it would be rejected, if so."""
 
     origin: Origin
     problem: str | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared data and checkpoints on disk, with the folder names of the reference documents; a packed dataset.
+"""Folders of prepared data and checkpoints, named as in the reference documents, and the format of packed datasets.
 
 A packed dataset has documents of tokens, combined into packs of at most ``seq_len`` places. Its folder holds
 ``dataset.json``, written last, and arrays that are mapped into memory, never read as a whole:
@@ -44,7 +44,7 @@ class PreparedFolders:
 
     @property
     def hub(self) -> Path:
-        """Return the cache of the hub."""
+        """Return the folder of Hugging Face's cache of downloads."""
         return self.path / "hub"
 
     @property
@@ -121,7 +121,7 @@ class PackedDataset(Record):
 
     @property
     def identity(self) -> str:
-        """Name and contents, for display."""
+        """Return the name, split, length, tokenizer and checksum as text."""
         crc32 = self.crc32.get(TOKENS, "unknown")
         return f"{self.name} {self.split}, packed to {self.seq_len}, tokenizer {self.tokenizer.name}, CRC-32 {crc32}"
 
@@ -150,7 +150,7 @@ class PackedArrays:
 
 
 def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Describe each file that is missing, or has another size in bytes."""
+    """Describe each file that is missing, or that has another size than in ``sizes`` (bytes)."""
     for name, size in sizes.items():
         actual = (folder / name).stat().st_size if (folder / name).is_file() else None
         if actual != size:

@@ -85,7 +85,7 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
 
 
 def setting_differences(model: Model, text: Config, form: WeightsFormat) -> Iterator[tuple[str, str, object]]:
-    """Yield settings of a text model that act on weights and differ, with their value as text and the model's."""
+    """Yield the name, the value as text, and the model's value of each setting that acts on weights and differs."""
     (expected,) = _readings(config_of(model, "fp32", form), form)
     readings = _readings(text, form)
     for name, value in expected.items():

@@ -32,7 +32,7 @@ class WeightsFolder:
 
 
 def read_folder(path: Path) -> WeightsFolder:
-    """Read the configuration and the index. Raise UsageError if the folder cannot be imported."""
+    """Read the configuration and the index of a model folder. Raise UsageError if the model cannot be imported."""
     if not path.is_dir():
         problem = "it is a file" if path.exists() else "there is no such folder"
         raise UsageError(
@@ -114,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
 BLOCK = 2**22
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LOCAL_METADATA = Path(".cache", "huggingface", "download")
-"""Below the folder of ``hf download --local-dir``."""
+"""Folder of the download records, relative to that of ``hf download --local-dir``."""
 
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import ADAPTED, Lora, LoraTargets, Model, Record
 
 Parts = Mapping[str, object]
-"""Required values of a model's fields, by name; ``moe.router`` is its experts' router, None without experts."""
+"""Required values of a model's fields, by name, such as ``moe.router``; None if the model must lack the field."""
 
 
 def part(model: Model, name: str) -> object:
@@ -297,7 +297,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 
 def adapter_config(lora: Lora, model: Model, base: str | None) -> dict[str, Any]:
-    """Return the configuration that peft reads; a shared A is written once for each projection."""
+    """Return the configuration that peft reads, with Q, K and V as separate targets even if they share A."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -313,7 +313,7 @@ def adapter_config(lora: Lora, model: Model, base: str | None) -> dict[str, Any]
 
 
 def adapter_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings of ``adapter_config.json`` that are unsupported."""
+    """Yield settings of ``adapter_config.json`` that are unsupported or not numbers."""
     for name, supported in UNSUPPORTED.items():
         if name in config and config[name] not in supported:
             yield f"{name} is {config[name]}, which is unsupported"
@@ -340,7 +340,7 @@ def matrix_names(layer: str, lora: Lora) -> dict[str, str]:
 
 
 def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
-    """Return the layers among the parameters ``names`` that get adapters."""
+    """Return the names of the layers, among the parameters ``names``, that have adapters with these targets."""
     layers = (name.removesuffix(".weight") for name in names)
     return [layer for layer in layers if layer.rpartition(".")[2] in ADAPTED[targets]]
 

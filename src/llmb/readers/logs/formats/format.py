@@ -50,8 +50,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A log format. Every repetition in its patterns is bounded, so that no text takes quadratic
-    time."""
+    """A log format. Every repetition in its patterns is bounded, so that no text takes quadratic time."""
 
     name: str
     title: str
@@ -87,8 +86,8 @@ def has_any(text: bytes, marks: Iterable[bytes], start: int = 0, end: int = sys.
 
 
 def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
-    """Return the rank in the line's prefix before ``at`` (``3: `` of srun -l, ``[rank3]:`` of torchrun); None without
-    one. ``text[start - 1]`` ends a line.
+    """Return the rank in the line's prefix before ``at`` (``3: `` of srun -l, ``[rank3]:`` of torchrun); None if the
+    prefix has no rank. ``text[start - 1]`` ends a line.
     """
     if at == start or text[at - 1] in b"\r\n":  # nearly always
         return None
@@ -99,7 +98,7 @@ def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
 
 
 def moment_before(stamp: re.Pattern[bytes], text: bytes, at: int, start: int = 0) -> float | None:
-    """Return the Unix time of the timestamp that precedes ``at`` in its line; None without a valid one."""
+    """Return the Unix time of the timestamp before ``at`` in its line; None if there is no valid timestamp."""
     match = stamp.search(text, max(start, at - _PREFIX_BYTES), at)
     try:
         return datetime.fromisoformat(match[1].decode().replace(",", ".")).timestamp() if match else None
