@@ -149,7 +149,7 @@ def test_a_warning_of_a_log_makes_its_verdict_soft(tmp_path: Path) -> None:
         times = (START + timedelta(seconds=12 * n - (jump if n == 40 else 0)) for n in range(1, 51))
         lines = [line.format(at=at, n=n, ms=12000 + n % 3 * 10) for n, at in enumerate(times, 1)]
         (tmp_path / f"{name}.out").write_text("".join(lines))
-    why = "the clock of its lines goes back in the window"
+    why = "the clock of the log's lines goes back in the window"
     (judged,) = call("judge", tmp_path / "b.out", "--against", tmp_path / "a.out")[0]["judged"]
     assert judged["soft"] and why in json.dumps(judged["conditions"])
     (parsed,) = call("parse", tmp_path / "b.out")[0]["results"]

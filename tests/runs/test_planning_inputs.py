@@ -194,7 +194,7 @@ def test_a_resumed_run_without_data_needs_no_option(tmp_path: Path) -> None:
     saved = resumable(tmp_path, plan(tmp_path, synthetic=True).origin)
     found = plan(tmp_path, load_checkpoint=saved)
     assert (found.origin.weights.kind, found.origin.data.kind) == ("random", "synthetic")
-    assert "begins a training" in refusal(tmp_path, load_checkpoint=saved, weights=saved)
+    assert "starts a new training run" in refusal(tmp_path, load_checkpoint=saved, weights=saved)
 
 
 def test_imported_weights_may_be_loaded_either_way(tmp_path: Path) -> None:

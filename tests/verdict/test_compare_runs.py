@@ -138,7 +138,7 @@ def test_other_work_per_token_is_not_compared(write: Write, compare: Callable[..
     found = compare("before", "after", vary=["layout.seq_len"])
     (row,) = found.rows
     assert (row.verdict, row.delta_pct, row.ci95_pct, row.speed_up) == ("not comparable", None, None, None)
-    assert row.reason == "a token is not the same work on both sides: layout.seq_len differs"
+    assert row.reason == "a token is not the same work on both sides; these settings differ: layout.seq_len"
 
 
 def test_other_work_on_the_machine_is_named(write: Write, tmp_path: Path) -> None:

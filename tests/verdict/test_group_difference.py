@@ -222,8 +222,8 @@ def test_unknown_nodes_say_nothing():
 @pytest.mark.parametrize(
     ("interval", "tolerance", "text"),
     [
-        ((2.5, 3.04), 3, "2.50 to 3.04 % slower is possible, the tolerance is 3 %"),
-        ((-0.04, 3.1), 3, "0.0 to 3.1 % slower is possible, the tolerance is 3 %"),
+        ((2.5, 3.04), 3, "2.50 to 3.04 % slower is possible; the tolerance is 3 %"),
+        ((-0.04, 3.1), 3, "0.0 to 3.1 % slower is possible; the tolerance is 3 %"),
         ((-2.9, 2.9), 3, "a change below 3.04 % would not have shown; the tolerance is 3 %"),
     ],
 )

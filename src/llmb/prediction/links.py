@@ -9,7 +9,7 @@ from llmb.prediction.work import Messages
 from llmb.runs.choices import Replicas
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
-"""Seconds that a ring of NCCL takes to start and per hop (protocol Simple, src/graph/tuning.cc at 01afd20)."""
+"""Seconds that a ring of NCCL takes to start, and for a hop (protocol Simple, src/graph/tuning.cc at 01afd20)."""
 BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
 """A bucket has ``BUCKET`` parameters or, if that is more, ``BUCKET_OF_REPLICA`` per data-parallel rank (Megatron-core,
 distributed_data_parallel.py, bucket_size)."""
@@ -17,8 +17,8 @@ distributed_data_parallel.py, bucket_size)."""
 
 class Links:
     """The links between the ranks of a layout. nvlink_share, network_share: attained fractions of nominal bandwidth.
-    measured: bytes per second within an NVLink domain by kind of message, which replace those of NVLink. joined: groups
-    that are assumed to be in one NVLink domain."""
+    measured: bytes per second within an NVLink domain by kind of message, which replace the attained NVLink rate.
+    joined: groups that are assumed to be in one NVLink domain."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a run's ranks in closed form: the figures of the engine's account, computed in milliseconds.
+"""Memory of a run's ranks in closed form: an estimate of the engine's account, computed in milliseconds.
 
 Every term is a tensor of the engine, whose size follows from the model's parts on a rank; nothing is fitted. A rank
 peaks at the loss, when every micro-batch in flight holds its saved activations; in the backward pass of a block, on

@@ -66,9 +66,9 @@ class MeasuredStep:
 class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
-    software: the one with the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only computation
-    and bubble if ``computes``. machine: measurements that refine the rates. error: ``node`` or ``recipe`` replaces the
-    expected error of a prediction's case, ``bench`` adds to it, and ``model`` changes nothing.
+    software: the one that has the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only
+    computation and bubble if ``computes``. machine: measurements that refine the rates. error: ``node`` or ``recipe``
+    replaces the expected error of a prediction's case, ``bench`` adds to it, and ``model`` changes nothing.
     """
 
     text: str
@@ -312,12 +312,12 @@ def _aspects(plan: EnginePlan, gpu: Gpu) -> Iterator[str]:
 RECIPE = ("workload", "size", "dtype", "gpu_type", "scale", "release")
 SIZES = tuple(name for name in Layout.model_fields if name in Overrides.model_fields)
 COLUMNS = (*RECIPE, "gpus", *(name for name in SIZES if name != "sequence_parallel"))
-"""Columns of a file; all except ``workload`` and ``size`` may be missing or empty."""
+"""Columns of a file to predict; all except ``workload`` and ``size`` may be missing or empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A line of the file, and its prediction or the error that prevented it."""
+    """A line of a file to predict, and its prediction or the error that prevented it."""
 
     line: int
     columns: Mapping[str, str]

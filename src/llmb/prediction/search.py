@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for the layout with the fastest predicted step, and for changes that make one fit. Pure."""
+"""Searches for the layouts with the fastest predicted steps, and for changes with which a run fits in memory. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -102,8 +102,8 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
-    """Add the recipe, if it fits and satisfies the constraints, in place of slower candidates with its layout. Return
-    ``found`` unchanged if one of these is as fast, or if any layout has another number of GPUs."""
+    """Add the recipe, if it fits and satisfies the constraints, and remove slower candidates with its layout. Return
+    ``found`` unchanged if one of these is as fast, or if any other layout has another number of GPUs."""
     if isinstance(own, Missing) or not own.memory.fits or not _satisfies(own.plan, constraints):
         return found
     layout = own.plan.recipe.layout
@@ -122,7 +122,8 @@ def _satisfies(plan: EnginePlan, constraints: Constraints) -> bool:
 
 
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return the plan of a recipe without parallelism; the recipe's layout may be invalid."""
+    """Return the plan of a recipe with all parallel sizes and the micro-batch size set to 1, to begin a search from;
+    the recipe's own layout may be invalid."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
     plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda", trains=False)
     return plan.model_copy(update={"parallelism": choices.parallelism.settled(alone)})
@@ -232,8 +233,8 @@ MOST_TP = 8
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Options with which the run fits, the memory of its fullest rank, and their cost: described, and in percent of
-    the predicted step, or None without a prediction."""
+    """Options with which a run fits, the memory of its fullest rank, and their cost, in words and in percent of the
+    predicted step; None if it is not predicted."""
 
     options: str
     needed_gib: float

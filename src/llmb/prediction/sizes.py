@@ -74,7 +74,7 @@ def head_product(model: Model, layout: Layout) -> Product:
 
 
 def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> int:
-    """Return the number of tokens that the experts of a rank receive."""
+    """Return the number of rows that a rank's experts compute for a micro-batch; 0 if the model has no experts."""
     if model.moe is None:
         return 0
     shard = layout.mbs * layout.seq_len // layout.cp // layout.tp

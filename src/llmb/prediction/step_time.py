@@ -38,7 +38,7 @@ Amount = dict[str, float]
 class StepCache:
     """Results for plans that differ only in layout and number of layers, on one GPU type at the same rates. Keys are
     the sizes that a result depends on. parts: a micro-batch's work in a layer, the embedding or the head. pipelines:
-    that on the ranks of a pipeline. updates: the exchange of gradients and parameters."""
+    its work on each pipeline rank. updates: the exchange of gradients and parameters."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
     pipelines: dict[tuple[object, ...], "PipelineTime"] = field(default_factory=dict)

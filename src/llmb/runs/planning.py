@@ -237,7 +237,7 @@ class Search:
     def _rejects_weights(self, saved: SavedCheckpoint) -> bool:
         rejected = bool(self.choices.weights) and not saved.record.lora
         if rejected:
-            self.problems.append("--weights begins a training, and --load-checkpoint resumes one; omit one of them")
+            self.problems.append("--weights starts a new training run, --load-checkpoint resumes one; omit one of them")
         return rejected
 
     def _miss(self, what: str, kind: str, options: str = "") -> None:

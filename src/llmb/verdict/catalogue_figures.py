@@ -44,7 +44,7 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
     for key, value in stated.items():
         if reported.get(key, value) != value and not (foreign and key in ("workload", "size")):
             what = f"{title_of(key)} {value} was specified, but the log reports {reported[key]}"
-            raise UsageError(what, where=str(run.path), do="omit it, or select only the logs with this value")
+            raise UsageError(what, where=str(run.path), do="omit the option, or select only the logs with this value")
     layers, named = reported.get("layout.layers"), {**reported, **stated}
     if "size" in stated and layers and named.get("workload") in catalogue.workloads:
         model = find_model(catalogue, str(named["workload"]), str(stated["size"]))
@@ -122,8 +122,8 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own
 def _recipes(
     configuration: Mapping[str, Value], request: Request, catalogue: Catalogue, *, own_sizes: bool
 ) -> Iterator[Recipe]:
-    """Yield the recipes with the layout of a configuration: of its release or, without one, of the default release and
-    then of others, the newest first."""
+    """Yield the recipes with the layout of a configuration: of its release or, if that is unknown, of the default
+    release and then of others, the newest first."""
     release, workload = configuration.get("release"), catalogue.workloads[request.workload]
     newest = [] if own_sizes else reversed(bridge_releases_of(workload, request.size))
     gbs = configuration.get("layout.gbs")

@@ -100,7 +100,7 @@ class ExpertWork:
     flops_share: float
     """Fraction of the FLOPs of all layers."""
     rows: float
-    """Mean number of rows that a rank computes of a micro-batch in a layer."""
+    """Mean number of rows that a rank computes per micro-batch and layer."""
     exchanged_bytes: float
     """Bytes that a row adds to the exchanges of a layer, forward and backward."""
     passes: int
@@ -184,7 +184,7 @@ class ReferenceEvidence:
 Bound = Literal["about", "at least", "at most"]
 MS, MB = 1000, 1e6
 SMALLEST_IMBALANCE = 0.001
-"""Recorded figures are rounded."""
+"""Smaller imbalances may be rounding errors of the recorded numbers."""
 MOST_STEPS = 5
 """Number of steps to list."""
 NO_STEPS = "the run has no metrics.jsonl with steps of its window"
@@ -220,7 +220,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
     if not work or not timed:
         return Missing(NO_STEPS)
     if not work.comparable_layers:
-        return Missing("its pipeline stages have different layers, whose times cannot be compared")
+        return Missing("the run's pipeline stages have different layers, whose times cannot be compared")
     rank, times = Counter(rank for rank, _, _ in timed).most_common(1)[0]
     excess_s = median([most - middle if own == rank else 0.0 for own, most, middle in timed])
     usual_s = median([middle for _, _, middle in timed])
@@ -270,7 +270,7 @@ def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
 
 
 def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
-    """Find exposed communication in a trace, or else in the time around layers, when parameters are gathered."""
+    """Find exposed communication in a trace, or else as time outside of layers, in which parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:
@@ -388,10 +388,10 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps that took far longer than their neighbors, without saves and waits for data: these have own causes."""
+    """Find steps much slower than their neighbors, except by saves and waits for data, which are separate causes."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
-        return Missing(f"its window has fewer than {FEWEST_STEPS} steps, too few to identify unusual ones")
+        return Missing(f"the run's window has fewer than {FEWEST_STEPS} steps, too few to identify unusual ones")
     known = run.steps if len(run.steps) == len(times) else ()
     anomalies = find_anomalies(times, known[0].step if known else 0)
     explained = {step.step: math.inf if step.saving else step.data_wait_s or 0.0 for step in known}
@@ -400,12 +400,12 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
     if not slow:
         return None
     shown = ", ".join(map(str, list(slow)[:MOST_STEPS])) + (", ..." if len(slow) > MOST_STEPS else "")
-    named = f"steps {shown} are" if known else f"{len(slow)} of {len(times)} steps are"
+    named = f"slow steps: {shown if known else f'{len(slow)} of {len(times)}'}"
     period = f"every {anomalies.period_steps} steps"
     return CauseShare(
         share_s=sum(slow.values()) / len(times),
         evidence=(
-            f"{named} up to {_ms(max(slow.values()))} slower than their neighbors",
+            f"{named}; up to {_ms(max(slow.values()))} slower than neighboring steps",
             *([period] if anomalies.period_steps else []),
         ),
     )
@@ -434,7 +434,7 @@ def throttled_clocks(run: Evidence) -> CauseShare | Missing | None:
     if run.work and not run.work.on_gpu:
         return None
     if run.throttled is None:
-        return Missing("the clocks of its GPUs were not recorded")
+        return Missing("the clocks of the run's GPUs were not recorded")
     throttled = [item for item in run.throttled if item.reason not in cause_rules().idle_reasons]
     if not throttled:
         return None

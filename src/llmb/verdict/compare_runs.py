@@ -53,11 +53,11 @@ class Row(Record):
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None
-    """The smallest slowdown that these runs would have shown in 80 of 100 cases; None without an interval."""
+    """The smallest slowdown that these runs would have shown in 80 of 100 cases; None if ``ci95_pct`` is."""
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is unknown, and assumed for the interval."""
     earlier_runs: int
-    """Number of earlier runs that show the noise, if each side has a single run."""
+    """Number of earlier runs that ``noise_pct`` is estimated from, if each side has a single run."""
     verdict: VerdictName
     soft: bool
     """True if the spread between repeats is unknown, or if a run had a fault, such as other work on the machine."""
@@ -256,7 +256,7 @@ def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | 
     """Return why the two sides cannot be compared by either measure; None if they can."""
     other = [one.key for one in changed if changes_work_per_token(one.key) and None not in (one.before, one.after)]
     if other:
-        return f"a token is not the same work on both sides: {', '.join(other)} differs"
+        return f"a token is not the same work on both sides; these settings differ: {', '.join(other)}"
     if None in works and (works[0] != works[1] or any(one.key in WORK for one in changed)):
         return "the number of tokens per step is not known for both sides"
     return None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts copies of one run once: folders that were copied, moved or unpacked again, and logs with or without them.
+"""Counts copies of one run once: run folders that were copied, moved or unpacked again, and logs in them or alone.
 
-A run is identified by the id that its record got at the start, and by its step times, which no two runs share to the
-last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and the verdicts
-on their recipe stay open: the slow run may be the changed one.
+A run is identified by the id in its record, which was assigned at the start, and by its step times, which no two runs
+share to the last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and
+the verdicts on their recipe stay open: the slow run may be the changed one.
 """
 
 import hashlib
@@ -39,13 +39,13 @@ class Place:
 
 
 def digest_of(*facts: object) -> str:
-    """Return a digest of values, in which values with different text differ."""
+    """Return a digest of the text of ``facts``."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
     """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and other runs of
-    the recipe get a fault. Logs are read if they may be those of a run folder.
+    the recipe have a fault. Logs are read if they may be those of a run folder.
     """
     every = _known_as_one([run for one in found for run in one.runs])
     why_changed = _changed_copies(map(_place, every))

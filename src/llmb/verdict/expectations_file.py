@@ -76,7 +76,7 @@ class ExpectationsFile(Record):
     """The content of a file for ``--expect``."""
 
     tolerance_pct: float | None = Field(default=None, gt=0)
-    """Tolerance, in percent, of entries without one of their own."""
+    """Tolerance, in percent, of the entries that do not set one."""
     expectations: tuple[ExpectedStepTime, ...]
 
 
@@ -217,7 +217,7 @@ def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
         if not 1 / MOST_RATIO < ratio < MOST_RATIO:
             yield (
                 f"{entry.where}: step_time_s of fp8 is {ratio:.2g} times that of bf16 ({other.where});"
-                f" more than {MOST_RATIO:g} times apart, one of them is wrong"
+                f" they are more than a factor of {MOST_RATIO:g} apart, so one is wrong"
             )
 
 

@@ -73,16 +73,17 @@ class Explanation(Record):
     """The run's folder, or its log."""
     step_time_s: float
     reference_s: float | None
-    """The step time of the reference for the same number of sequences; None without a reference."""
+    """The step time of the reference for the same number of sequences; None if there is no reference."""
     reference: str | None
     gap_s: float | None
-    """Seconds by which a step takes longer than the reference's; None without a reference."""
+    """Seconds by which a step takes longer than the reference's; None if there is no reference."""
     unexplained_s: float | None
-    """Seconds of the gap that no cause accounts for; None if they are few, or without a reference."""
+    """Seconds of ``gap_s`` that no cause accounts for; None if there is no reference, or if they are below 1 % of a
+    step (``least_share_pct``)."""
     causes: tuple[Cause, ...]
     not_known: tuple[UnknownCause, ...]
     predicted_s: dict[str, float] | None = None
-    """The predicted seconds of each part of the step; None without a prediction."""
+    """The predicted seconds of each part of the step; None if the step was not predicted."""
 
 
 Words = Mapping[str, str]
@@ -165,7 +166,7 @@ def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseS
         return {}
     mean_s, window = against.window_mean_s, against.reference.window
     steps = against.reference.window_text or (f"steps {window.first} to {window.last}" if window else "")
-    said = f"the reference averages {steps}; those of this run take {mean_s:.4g} s"
+    said = f"the reference averages {steps}; this run's mean over these is {mean_s:.4g} s"
     return {"window": CauseShare(share_s=run.mean_s - mean_s, evidence=(said,))}
 
 
@@ -258,9 +259,9 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow, compared with a baseline or, without one, with the reference of its verdict, if any.
+    """Explain why ``run`` is slow, compared with the run ``against`` or, if that is None, with its verdict's reference.
 
-    Return None for a run without a step time.
+    Return None for a run without a step time. Raise BrokenRecord or OSError if its steps cannot be read.
     """
     if run.step_time_s is None:
         return None
@@ -414,7 +415,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Return the mean of the run's steps in the reference's ``window``; None without one, or if a step is missing."""
+    """Return the mean of the run's steps in ``window``; None if that is None, or if a step is missing."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]

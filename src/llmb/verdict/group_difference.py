@@ -106,7 +106,7 @@ SPREAD_POWER = 0.9
 """Half of the error probability in ``POWER`` is reserved for the spread of the runs."""
 POWER_QUANTILE = 0.8416212335729143
 """Normal quantile of ``POWER``."""
-SINGLE_RUNS = f"one run on each side: the spread of repeats is unknown, {ASSUMED_SPREAD_PCT:g} % is assumed"
+SINGLE_RUNS = f"one run on each side: the spread of repeats is unknown and assumed to be {ASSUMED_SPREAD_PCT:g} %"
 NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 
@@ -130,7 +130,7 @@ class GroupDifference:
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer ones."""
     smallest_visible_change_pct: float | None
-    """The smallest slowdown that these runs would have shown with probability ``POWER``; None without an interval."""
+    """The smallest slowdown that these runs would have shown with probability ``POWER``; None if ``ci95_pct`` is."""
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
     node_effect: str | None
@@ -257,7 +257,7 @@ def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
 def _possible(ci95_pct: tuple[float, float], tolerance_pct: float) -> str:
     digits = _digits_above(ci95_pct[1], tolerance_pct)
     ends = (f"{round(end, digits) + 0.0:.{digits}f}" for end in ci95_pct)
-    return f"{' to '.join(ends)} % slower is possible, the tolerance is {tolerance_pct:g} %"
+    return f"{' to '.join(ends)} % slower is possible; the tolerance is {tolerance_pct:g} %"
 
 
 def spread_note(difference: GroupDifference) -> str | None:

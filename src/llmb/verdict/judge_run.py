@@ -47,7 +47,7 @@ class Judged:
     runs: tuple[AnalyzedRun, ...]
     verdict: Verdict
     baseline: tuple[AnalyzedRun, ...] = ()
-    """The reference runs; empty if the reference is a figure."""
+    """The runs of the reference; empty if it is a single step time."""
 
     @property
     def times(self) -> Statistics | None:
@@ -75,7 +75,7 @@ def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
 
 
 def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
-    """Judge a run by the published figure or, without one, by earlier runs of its recipe on the same nodes."""
+    """Judge a run by the published figure or, if there is none, by earlier runs of its recipe on the same nodes."""
     judged = judge_published(run, tolerance)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]
@@ -134,7 +134,7 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
     if unknown_keys := [title_of(key) for key in NEEDED if known.get(key) is None]:
         return Missing(f"the log does not report its {', '.join(unknown_keys)}")
     if (gpu_type := known["gpu_type"]) not in catalogue.gpus:
-        return Missing(f"the GPU of the log, {gpu_type}, has no figures: {rule_of('hardware.device').why}")
+        return Missing(f"no figure is published for the GPU of the log, {gpu_type}: {rule_of('hardware.device').why}")
     workload, release = catalogue.workloads.get(str(known["workload"])), known.get("release")
     releases = releases_of(workload, str(known["size"])) if workload else []
     if release and releases and release not in releases:
@@ -170,7 +170,7 @@ def judge_against(
 ) -> list[Judged]:
     """Judge each group of repeats against the most similar runs of ``baseline``.
 
-    ``source`` is the name of the baseline. All its runs must be measurements.
+    ``source`` is the name of the baseline. All runs of ``baseline`` must be measurements.
     """
     groups = grouped(baseline)
     return [_against_nearest(repeats, groups, source, tolerance, earlier) for repeats in grouped(runs)]
@@ -269,7 +269,7 @@ def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tol
 
 
 def title_of_run(run: AnalyzedRun) -> str:
-    """Return the recipe of a run or, without one, the name of its log."""
+    """Return the title of a run's recipe or, if that is unknown, the name of the run's file or folder."""
     return run.recipe.title() if run.recipe else run.path.name
 
 
@@ -277,8 +277,8 @@ RECIPE = ("workload", "size", "dtype", "gpu_type", "program", "data")
 DIGITS, LINE = 6, 120
 HEADER = """\
 # Step times that runs are judged by: llmb judge RUN --expect THIS-FILE
-# A run is judged by the entry that names most of its recipe. 'tolerance_pct' (here, or in an entry) is how much slower
-# it may be, in percent; 'conditions' select nothing: a verdict says which of them differ.
+# A run is judged by the entry that specifies most of its recipe. 'tolerance_pct', at the top level or in an entry, is
+# the tolerated slowdown in percent. 'conditions' select no runs: a verdict lists those that differ.
 """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on a run by a figure, or on runs by other runs; their tolerances, the effect of differing conditions, and
+"""Verdicts on runs, by a single step time or by other runs; their tolerances, the effect of differing conditions, and
 their one-line summaries. Pure except for reading a table of tolerances."""
 
 import math
@@ -280,7 +280,7 @@ def stated_conditions(run: AnalyzedRun) -> dict[str, str]:
 
 
 def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
-    """Return the statistics of one run's steps, or of the means of several runs; None if no run has any.
+    """Return the statistics of one run's steps, or of the means of several runs; None if no run has statistics.
 
     Invalid runs count only if no run is valid.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups runs by recipe, and shows the scaling of a recipe beside the published figures of every scale.
+"""Groups runs by recipe, and compares the scaling of a recipe with the published figures at every scale.
 
 Efficiency is the throughput of a GPU relative to that at the smallest scale. It is weak scaling if the global batch
 size grows with the number of GPUs, and strong scaling if it stays the same.
@@ -47,7 +47,7 @@ class RunGroup:
 
 
 def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
-    """Group successful runs by configuration. A run without any identity forms its own group."""
+    """Group successful runs by configuration. A run with an unknown configuration forms its own group."""
     by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:

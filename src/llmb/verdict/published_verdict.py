@@ -144,7 +144,7 @@ def published_window(figure: Expectation) -> Window | None:
 
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
-    """Return the steps that a time of the document's software averages, which may print means of several steps."""
+    """Return the steps that a step time of the document's software averages: it may print means of several steps."""
     figure = recipe.figure
     published = published_window(figure) if figure and window.rule == recipe.documented_window else None
     return steps_text(published or window)

@@ -255,6 +255,6 @@ def test_a_mean_in_another_unit_contradicts_the_clock() -> None:
 def test_a_clock_that_jumps_is_noted() -> None:
     lines = [iteration(n, at_s=2 * n - (3600 if n == 40 else 0)) for n in range(1, 51)]
     found = judged(lines)
-    assert (found.status, found.warnings) == ("success", ("the clock of its lines goes back in the window",))
+    assert (found.status, found.warnings) == ("success", ("the clock of the log's lines goes back in the window",))
     later = judged(iteration(n, at_s=2 * n + (3600 if n >= 40 else 0)) for n in range(1, 51))
     assert later.warnings == ("between two lines of the window 3602 s passed, of which steps took 2 s",)

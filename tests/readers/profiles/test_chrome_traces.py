@@ -381,7 +381,7 @@ def test_a_few_dropped_kernels_of_a_step_are_told(write_trace: Callable[..., Pat
     timeline = read_chrome(write_trace(launched(span, 2, lambda *place: place == (1, 7), 200)), Rules())
     assert ([step.number for step in timeline.steps], timeline.notes) == (
         [0, 1],
-        ("the profiler dropped kernels, which look idle: step 1 (1 of 200 kernels)",),
+        ("the profiler dropped kernels, whose time looks idle: step 1 (1 of 200 kernels)",),
     )
 
 

@@ -175,7 +175,7 @@ def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
     if attempt.contradiction:
         yield attempt.contradiction
     if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
-        yield "the clock of its lines goes back in the window"
+        yield "the clock of the log's lines goes back in the window"
         return
     pause = max(attempt.laps, key=lambda lap: lap.clock_s - lap.steps_s - lap.between_s, default=None)
     if pause and pause.clock_s - pause.between_s > max(LONGEST_PAUSE_S, MOST_PAUSE * pause.steps_s):

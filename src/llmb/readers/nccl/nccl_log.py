@@ -148,7 +148,7 @@ class Communicators:
     handles: list[Handle] = field(default_factory=list)
     """The handles by number."""
     current: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The present handle of each process's pointers."""
+    """The number of the current handle, by process and pointer."""
     repeated: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     """The number of communicators of a process and device that its lines describe identically."""
 
@@ -215,9 +215,9 @@ def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
     """Return the files among ``paths`` and, for each folder, the logs of runs in it or below it.
 
-    A run's logs are those of ``--nccl-trace`` or, without any, NCCL's lines about the network.
+    A run's logs are those of ``--nccl-trace`` or, if there are none, NCCL's lines about the network.
 
-    Raise UsageError if a folder has none.
+    Raise UsageError if a folder has neither.
     """
     files: list[Path] = []
     for path in paths:
@@ -301,8 +301,8 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Read ``paths``, each the log of one or more ranks, into one NcclLog, which is empty without NCCL's lines. Raise
-    UsageError if a file cannot be read.
+    """Read ``paths``, each the log of one or more ranks, into one NcclLog, which is empty if they have no calls. Raise
+    UsageError if a file cannot be read, or if there are too many communicators.
     """
     log = NcclLog()
     for number, path in enumerate(paths):

@@ -99,7 +99,7 @@ class NetworkFacts:
     mnnvl: bool | None = None
     collnet: bool = False
     communicators: dict[int, set[int]] = field(default_factory=dict)
-    """The ranks that wrote, by the size of their communicator."""
+    """The ranks that wrote lines, by the size of their communicator."""
     unread_lines: int = 0
     """Lines that do not name the writing process, such as one interrupted by another line."""
 
@@ -315,7 +315,7 @@ class Network(Record):
     mnnvl: bool | None
     """True if NVLink connects several nodes."""
     collnet: bool | None
-    """True if network switches reduce, as with SHARP."""
+    """True if network switches reduce data, as with SHARP."""
     channels: Channels | None
     nodes: tuple[NodesNetwork, ...]
     """Nodes with the same network, the largest group first."""
@@ -325,7 +325,7 @@ class Network(Record):
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """Determine the network from lines of ``source``; Missing if none reports it. ``ranks`` is the run's total."""
+    """Determine the network from lines of ``source``; Missing if no line reports it. ``ranks``: the run's number."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)
@@ -449,7 +449,7 @@ def _plugin(transport: str) -> str:
 
 def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts: NetworkFacts) -> str:
     if name == "plugin_version" and plugin == "internal":
-        return "it is part of NCCL and has its version"
+        return "the transport is part of NCCL and has NCCL's version"
     if name in NodesNetwork.model_fields and len({getattr(node, name) for node in nodes}) > 1:
         return DIFFERENT
     return {

@@ -189,7 +189,7 @@ class Launches:
                 is_left_out = dropped > MOST_UNRECORDED * every
                 notes[is_left_out].append(f"step {number} ({dropped:,} of {every:,} kernels)")
                 left_out |= {number} if is_left_out else set()
-        texts = {True: STEPS_LEFT_OUT, False: "the profiler dropped kernels, which look idle"}
+        texts = {True: STEPS_LEFT_OUT, False: "the profiler dropped kernels, whose time looks idle"}
         return left_out, [f"{texts[key]}: {_some(numbers)}" for key, numbers in notes.items() if numbers]
 
 

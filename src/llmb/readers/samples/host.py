@@ -183,7 +183,8 @@ class NodeProcesses:
     """The processes of a node, read repeatedly; the command line of each process is read once."""
 
     def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
-        """Set the run's folder: its processes have it in their command lines, or are descendants of those."""
+        """Set how the run's processes are found: by ``folder`` in their command lines (None: only this process), and
+        as descendants of these processes."""
         self.folder = None if folder is None else os.fsencode(folder)
         self.root = root
         self.words: dict[Key, tuple[bytes, ...]] = {}

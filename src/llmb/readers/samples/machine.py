@@ -27,14 +27,14 @@ AREAS = {
     "pci": "PCIe errors",
     "host_memory": "errors of the host's memory",
     "cpu": "throttling of the CPUs",
-    "memory": "paging and kills for memory",
-    "cgroup": "kills for memory in the job's control group",
+    "memory": "paging and out-of-memory kills",
+    "cgroup": "out-of-memory kills in the job's control group",
     KERNEL: "the kernel's log",
 }
 """The areas' names for display."""
 DECISIVE = ("gpu", "rdma")
 """Areas that must be readable for a node to be considered clean."""
-ENDED_EARLY = "it was not read at the end: the sampler was killed, or the node was lost"
+ENDED_EARLY = "not read at the end: the sampler was killed, or the node was lost"
 MOST_EVENTS = 200
 """Maximum number of events in a record, the worst ones."""
 MOST_NAMED, MOST_NODES = 3, 2

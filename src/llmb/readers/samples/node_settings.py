@@ -32,7 +32,7 @@ class NodeSettings(Record):
 
     values: dict[str, str]
     missing: dict[str, str]
-    """The reasons why keys with these prefixes could not be read."""
+    """The reasons why settings could not be read, by the prefix of their keys."""
 
 
 class NodesSettings(Record):
@@ -44,7 +44,7 @@ class NodesSettings(Record):
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
     """The values that differ from the usual ones, by node and key; None if the node has no value."""
     missing: dict[str, str]
-    """The reasons for keys that are unreadable on some node, by prefix."""
+    """The reasons why settings could not be read on some node, by the prefix of their keys."""
     unread: dict[str, str] = Field(default_factory=dict)
     """The reason why a node has no settings at all, by node; such nodes are not in ``nodes``."""
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from llmb.base.record import Record
 
 FINITE = {"allow_inf_nan": False}
-"""Pydantic's mode for reading a line: numbers that no sampler writes are treated as damage."""
+"""Pydantic's configuration for reading a line: infinity and NaN, which no sampler writes, are errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class SamplerStart:
     interval_s: float
     gpus: tuple[SampledGpu, ...] = ()
     cpu_limit_cores: float | None = None
-    """Limit of the control group of the run; None without a limit."""
+    """Number of cores that the run's control group may use; None if it has no limit."""
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -202,7 +202,7 @@ class ResourceUse(Record):
     gpus: tuple[GpuUse, ...] | None
     hosts: tuple[HostUse, ...]
     reasons: dict[str, str]
-    """The reason for each figure that is None, by name."""
+    """The reason for each field that is None, by name."""
 
 
 class NodeOtherWork(Record):
@@ -217,16 +217,16 @@ class NodeOtherWork(Record):
     stolen_cores: float | None
     """The number of cores used by other virtual machines."""
     cpu_limit_cores: float | None
-    """Limit of the run's control group; None without a limit."""
+    """Number of cores that the run's control group may use; None if it has no limit."""
     throttled_cores: float | None
-    """The number of cores by which that limit throttled the run."""
+    """The number of cores by which ``cpu_limit_cores`` throttled the run."""
     load_before: float | None
     """Mean number of runnable processes in the minute before training, including the run's start."""
     runs: tuple[OtherRun, ...]
     gpu_processes: dict[str, tuple[int, ...]] | None
-    """Other processes that compute on the run's GPUs, by the id of the GPU."""
+    """Other processes that compute on the run's GPUs, by the GPU's UUID."""
     reasons: dict[str, str]
-    """The reason for each figure that is None, by name."""
+    """The reason for each field that is None, by name."""
 
 
 def _without_names(texts: tuple[str, ...]) -> tuple[str, ...]:

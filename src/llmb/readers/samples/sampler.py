@@ -40,7 +40,7 @@ LONGEST_INTERVAL_S = 30.0
 
 
 class NodeSampler:
-    """Samples everything on this node, for the run in ``folder`` on ``device``; ``worker`` is the id of its process."""
+    """Samples everything on this node, for the run in ``folder`` on ``device``; ``worker`` is its worker's process."""
 
     def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker
@@ -136,7 +136,7 @@ class Sampler:
 
 
 def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
-    """Start a sampler. Return None if no process can be started; the run then continues without one."""
+    """Start a sampler. Return None if no process can be started; the run then continues without samples."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(file), node, str(interval_s), device, str(os.getpid())],

@@ -53,7 +53,7 @@ class Sampled:
 
 
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
-    """Return the output of all samplers of a run; a restarted run has several per node. Empty without a folder.
+    """Return the output of all samplers of a run; a restarted run has several per node. Empty if no folder exists.
 
     Lines truncated by a crash or a full disk are omitted. Raise OSError if a file cannot be read.
     """
@@ -61,7 +61,7 @@ def read_samples(folder: Path) -> tuple[Sampled, ...]:
 
 
 def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
-    """Return the samples of an ended run, or Missing. Wait briefly for samplers that are still writing."""
+    """Return the samples of an ended run; Missing if unreadable. Wait briefly for samplers that are still writing."""
     until = time.monotonic() + LAST_COUNTERS_S
     try:
         samples = read_samples(folder)
