@@ -225,9 +225,9 @@ def with_stalls(*numbers: int, **values: Any) -> Evidence:
 def test_single_slow_steps_are_stalls() -> None:
     (found,) = explained(with_stalls(7, 12)).causes
     assert (found.name, found.share_s) == ("stalls", pytest.approx(0.05, rel=0.01))
-    assert found.evidence[0].startswith("steps 7, 12 are up to 501.0 ms slower")
+    assert found.evidence[0].startswith("slow steps: 7, 12; up to 501.0 ms slower")
     (log,) = explained(replace(with_stalls(7, 12), steps=(), work=None)).causes
-    assert log.evidence[0].startswith("2 of 20 steps are up to 501.0 ms slower")
+    assert log.evidence[0].startswith("slow steps: 2 of 20; up to 501.0 ms slower")
 
 
 def test_stalls_at_a_regular_distance_say_so() -> None:

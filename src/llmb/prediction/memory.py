@@ -258,7 +258,7 @@ class _Rank:
         }
 
     def begun_gradients(self, begun: Sequence[bool]) -> int:
-        """Return the bytes of the gradients of the stages that have begun.
+        """Return the bytes of the gradients of the stages that have some.
 
         If all micro-batches of a stage run in a row, those of all stages but the current one are reduced.
         """
@@ -278,7 +278,7 @@ class _Rank:
 
     @cached_property
     def reduced_after(self) -> list[int]:
-        """Bytes of the reduced gradients of all stages after each one, and of copies being sent."""
+        """For each stage, the bytes of the reduced gradients of all later stages, and of copies being sent."""
         after = [0]
         for stage in reversed(range(1, len(self.stages))):
             after.append(after[-1] + self.reduced(stage))
@@ -430,7 +430,8 @@ class _Rank:
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Return the bytes of ``sums`` after ``sent`` elements are freed and while ``elements`` are complete."""
+        """Return the bytes of gradients that are not freed yet: of ``sums`` less ``sent`` elements or, with one
+        micro-batch, of the current ``elements`` and the output table."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent

@@ -122,8 +122,7 @@ def _satisfies(plan: EnginePlan, constraints: Constraints) -> bool:
 
 
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return the plan of a recipe with all parallel sizes and the micro-batch size set to 1, to begin a search from;
-    the recipe's own layout may be invalid."""
+    """Return a recipe's plan with parallel sizes and micro-batch size 1; the recipe's layout may be invalid."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
     plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda", trains=False)
     return plan.model_copy(update={"parallelism": choices.parallelism.settled(alone)})

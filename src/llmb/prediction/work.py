@@ -31,8 +31,7 @@ Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_
 class Messages(NamedTuple):
     """A ``number`` of messages of one kind in one group, each of ``size`` bytes before reduction or after gathering.
 
-    beside: hidden completely behind products. copies: the number of copies of each token, if those for one node are
-    sent together; else 0.
+    beside: hidden completely behind products. copies: copies per token, if those for one node are joined, else 0.
     """
 
     kind: str

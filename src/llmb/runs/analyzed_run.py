@@ -52,7 +52,7 @@ class AnalyzedRun:
     step_times_s: Sequence[float] = ()
     """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
     first_times_s: Sequence[float] = ()
-    """The run's first step times in full precision, inside or outside the window; empty if only its log has them."""
+    """The run's first step times in full precision, in the window or not; empty if only the log has step times."""
     step_time_s: Statistics | None = None
     figures: Literal["exact", "rounded"] | None = None
     """The precision of step times: full, from ``metrics.jsonl``, or rounded as the log prints them."""

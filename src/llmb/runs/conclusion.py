@@ -300,7 +300,7 @@ def _fp8(evidence: RunEvidence, steps: Sequence[Step]) -> Fp8Report | None:
 def _used(
     evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
 ) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
-    """Return the use of resources, and other work, in the steps ``inside``; Missing without samples or statistics."""
+    """Return the use of resources, and other work, in the steps ``inside``; Missing if samples or statistics are."""
     plan, environment, samples = evidence.plan, evidence.environment, evidence.samples
     if isinstance(samples, Missing):
         return samples, samples
@@ -460,7 +460,7 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Return the steady window of ``steps``, which may include numbers that ``steps`` lacks; None without one."""
+    """Return the steady window of ``steps``, or None; it may include step numbers that ``steps`` lacks."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None

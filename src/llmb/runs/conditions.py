@@ -323,7 +323,7 @@ class ConditionRule(Record):
     """A prediction has the effect of an expectation: both refer to stated conditions."""
     unknown: Effect | Literal["ignored"] = "ignored"
     important: bool = False
-    """True if a change of the setting of a node is likely to change the time of a step."""
+    """True if a change of this setting on a node is likely to affect the time of a step."""
     why: str
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:

@@ -264,8 +264,6 @@ def last_lines(log: str, most: int) -> list[str]:
 
 
 class _Failure(NamedTuple):
-    """The failed rank and its error, and the end of its line in the log, if any rank wrote one."""
-
     how: str
     who: str | None = None
     """For example 'rank 3'; None if ``how`` is the full message."""

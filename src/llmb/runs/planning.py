@@ -186,7 +186,6 @@ class Search:
         return {"dataset": TrainingDataset(path=str(path), packed=packed), "packing": packing}
 
     def _resumed(self, saved: SavedCheckpoint) -> TrainingInputs:
-        """Return the inputs with which the training began, from its checkpoint."""
         began = saved.record.origin
         if self._rejects_weights(saved):
             return TrainingInputs()

@@ -12,7 +12,7 @@ from llmb.catalogue.records import Record
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5
 MOST_RANKS = 8
-"""By default, at most this many ranks are profiled, from rank 0."""
+"""Maximum number of ranks, from rank 0, that are profiled by default."""
 _option = partial(Option, panel="Profiling")
 
 
@@ -113,7 +113,6 @@ class Profiling(Record):
         )
 
     def _span(self, steps: int, first_step: int, documented: DocumentProfile | None) -> tuple[int, int]:
-        """Return the first profiled step, and the first one after the profile."""
         start, stop, end = self.profile_start_step, self.profile_stop_step, first_step + steps
         if documented and stop is None:
             fits = first_step <= (documented.start if start is None else start) < documented.stop <= end

@@ -203,7 +203,7 @@ class Result(ReasonedRecord):
     real_tokens_per_s: float | None = None
     """Rate without padding; equal to ``tokens_per_s`` if sequences are not packed."""
     packing: Annotated[Packing, WrapValidator(ValidateOnce())] | None = None
-    """Statistics of the sequences: of the window's steps or, without those, of the recipe; None if none are packed."""
+    """Statistics of the sequences of the window's steps or, if unknown, of the recipe's; None if none are packed."""
     parameters: Annotated[Parameters, WrapValidator(ValidateOnce())] | None = None
     """None if the run has no statistics."""
     tflops_per_gpu: dict[str, float | None] | None = None

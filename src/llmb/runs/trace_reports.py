@@ -273,7 +273,6 @@ def _texts(paths: Sequence[Path]) -> Iterator[bytes]:
 
 
 def _export(report: Path) -> str | None:
-    """Export a report of Nsight Systems, so that it can be read; return the error, or None."""
     target = report.with_suffix(SQLITE_END)
     command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
     output = ask_program(command, EXPORT_LIMIT_S, cwd=None)

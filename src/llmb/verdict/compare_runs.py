@@ -123,7 +123,6 @@ def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[Analyzed
 
 
 def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
-    """Return the mean of a resource over the sampled runs; None if no run was sampled."""
     results = [run.record.result for run in runs if run.record and run.record.result]
     values = [getattr(result.resources, name) for result in results if result.resources]
     known = [value for value in values if value is not None]
@@ -253,7 +252,6 @@ def _work(configuration: Configuration, in_sequences: bool) -> float | None:
 
 
 def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | None]) -> str | None:
-    """Return why the two sides cannot be compared by either measure; None if they can."""
     other = [one.key for one in changed if changes_work_per_token(one.key) and None not in (one.before, one.after)]
     if other:
         return f"a token is not the same work on both sides; these settings differ: {', '.join(other)}"
@@ -320,7 +318,6 @@ def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
 
 
 def _merged(runs: Sequence[AnalyzedRun]) -> Configuration:
-    """Return the values of all runs by key, with all different values of a key separated by commas."""
     known = [run.values for run in runs]
     keys = dict.fromkeys(key for one in known for key in one)
     nodes = sorted({node for run in runs for node in run.nodes})

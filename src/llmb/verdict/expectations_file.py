@@ -140,7 +140,6 @@ class Expectations:
 
 
 def _contradictions(entry: ExpectationEntry, known: Mapping[str, str]) -> Iterator[str]:
-    """Yield the conditions of an entry that the known facts contradict."""
     for key, value in entry.expected.recipe().items():
         if known.get(key, value) != value:
             yield f"{key} {value}, not {known[key]}"

@@ -153,7 +153,6 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
 
 
 def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
-    """Return ``item`` without the share that the baseline also has."""
     if other is None or other.share_s is None or item.share_s is None:
         return item
     note = f"the baseline has {other.share_s:.3f} s of it, which are not counted"

@@ -162,7 +162,7 @@ def _tolerance(verdict: Verdict, digits: int) -> str:
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
-    """Yield the reasons for an unclear verdict, and the measurements that would settle it."""
+    """Yield the reason for an unclear verdict, and the number of runs that would settle it."""
     if verdict.more_runs:
         yield f"{counted(verdict.more_runs, 'more run')} would settle it"
     reason = (verdict.reason or "").removeprefix(_unseen(verdict)).removeprefix("; ")
@@ -171,7 +171,7 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
 
 
 def _unseen(verdict: Verdict) -> str:
-    """Return the part of the reason that moves to the end of the sentence."""
+    """Return the part of the reason that ``_shown`` expresses at the end of the sentence; empty if there is none."""
     interval, smallest, limit = verdict.ci95_pct, verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if interval is None or smallest is None or limit is None:
         return ""

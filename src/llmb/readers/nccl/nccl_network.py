@@ -60,9 +60,9 @@ class NodeFacts:
     selected: dict[str, None] = field(default_factory=dict)
     """Networks assigned to communicators."""
     channels: set[tuple[str, int]] = field(default_factory=set)
-    """Network and index of the device."""
+    """Network and device index of each channel over the network."""
     direct: Counter[bool] = field(default_factory=Counter)
-    """Channels over the network with GPUDirect RDMA and without it."""
+    """Number of channels over the network with GPUDirect RDMA (True) and without (False)."""
     names: dict[tuple[str, int], str] = field(default_factory=dict)
     """Names of devices; those that NCCL combines are joined by ``+``."""
     layers: dict[str, str] = field(default_factory=dict)
@@ -461,6 +461,6 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Describe how many channels use GPUDirect; return None if none does. On some CPUs, NCCL sends without it."""
+    """Describe how many channels use GPUDirect; return None if none does. On some CPUs, NCCL uses it only to receive."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -28,7 +28,7 @@ LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
 NO_THREAD = ~0xFFFFFF
-"""The lowest 24 bits of ``globalTid`` are the thread; without them it is the ``globalPid`` of GPU activities."""
+"""Mask that turns ``globalTid`` into the ``globalPid`` of GPU activities: its lowest 24 bits are the thread."""
 SPLIT_GRAPHS = "record kernels of CUDA graphs with 'nsys profile --cuda-graph-trace=node'"
 Row = tuple[object, ...]
 

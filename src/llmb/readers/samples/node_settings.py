@@ -367,7 +367,7 @@ def _together(values: Iterable[str | None]) -> str | None:
 
 
 def _counted(values: Iterable[str | None]) -> str | None:
-    """Return the common value or, if they differ, each value with its count; None without values."""
+    """Return the common value or, if they differ, each value with its count; None if there are no values."""
     texts = [value for value in values if value]
     each = sorted(set(texts))
     return each[0] if len(each) == 1 else ", ".join(f"{value} on {texts.count(value)}" for value in each) or None

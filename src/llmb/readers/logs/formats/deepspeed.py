@@ -76,7 +76,7 @@ class DeepSpeedReader:
         return steps, not steps and (b"time (ms) | fwd: " in text or b"CurrSamplesPerSec=" in text)
 
     def _read(self, match: "re.Match[bytes]") -> StepLine | None:
-        """Return a line's step; None without a time: a pipeline's timers are 0, and a rate requires the batch size."""
+        """Return a line's step; None if it has no time: a pipeline's timers are 0, and a rate needs the batch size."""
         if match["fwd"]:
             self.has_timers, number = True, self.announced or self.done + 1
             seconds = sum(float(match[name]) for name in ("fwd", "bwd", "step")) / 1000

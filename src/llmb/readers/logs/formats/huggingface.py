@@ -245,8 +245,6 @@ class HuggingFaceReader:
 
 
 class _Bar:
-    """The progress bar of a training."""
-
     def __init__(self, total: int | None = None, *, is_logged: bool = False) -> None:
         self.total = total
         self.start = 0
@@ -458,7 +456,7 @@ def _seconds(clock: bytes) -> int:
 
 
 def _step_s(rate: bytes | None, unit: bytes) -> float | None:
-    """Return the seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``; None without a rate."""
+    """Return the seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``; None if there is no rate."""
     value = float(rate) if rate else 0.0
     if not value:
         return None
