@@ -461,6 +461,6 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Describe how many channels use GPUDirect; return None if none does. On some CPUs, NCCL uses it only to receive."""
+    """Describe how many channels use GPUDirect; None if none does. On some CPUs, NCCL uses it only to receive."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None
