@@ -430,8 +430,7 @@ class _Rank:
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Return the bytes of gradients that are not freed yet: of ``sums`` less ``sent`` elements or, with one
-        micro-batch, of the current ``elements`` and the output table."""
+        """Return the bytes of ``sums`` less ``sent`` elements; for GA 1, of ``elements`` and the output table."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent

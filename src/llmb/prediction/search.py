@@ -122,7 +122,7 @@ def _satisfies(plan: EnginePlan, constraints: Constraints) -> bool:
 
 
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return a recipe's plan with parallel sizes and micro-batch size 1; the recipe's layout may be invalid."""
+    """Return a recipe's plan with all parallel sizes and MBS set to 1; the recipe's own sizes may be invalid."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
     plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda", trains=False)
     return plan.model_copy(update={"parallelism": choices.parallelism.settled(alone)})
