@@ -36,7 +36,7 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
-    """Return the allowed CPUs by NUMA node, without nodes that have none; a single node 0 if none are reported."""
+    """Return the allowed CPUs of each NUMA node that has any. If the system reports no node, node 0 has all of them."""
     nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
@@ -81,7 +81,7 @@ def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
 def share(
     root: Path, environ: Mapping[str, str], allowed: Collection[int], cpu: str, numa: str
 ) -> tuple[list[int], int | None]:
-    """Return this worker's CPUs, and the NUMA node with the memory that it should use, or None for any.
+    """Return this worker's CPUs, and the NUMA node whose memory the worker should use, None for any node.
 
     Raises ValueError if there are too few cores.
     """

@@ -59,9 +59,9 @@ def run_workers(
     Variables that may contain secrets are not passed on, because libraries print and record their environment.
 
     Workers end when this process ends, even if it is killed: they check its id, and on Linux the kernel kills stopped
-    workers. If workers report a stall, this function ends those that are stopped.
+    workers. If workers report a stall, this function ends the workers that do not end themselves.
 
-    Raises Interrupted after ending all workers, EnvironmentProblem if the log cannot be written.
+    Raises Interrupted on a signal, after ending all workers; EnvironmentProblem if the log cannot be written.
     """
     with writing(folder.log):
         log = folder.log.open("wb")
@@ -180,7 +180,7 @@ def _process(base: RunFolder) -> Process | None:
 
 
 def _state(job: JobHandle) -> JobState:
-    """Return a job's state; check the process before the record, which exists once the process has ended."""
+    """Return a job's state; check the process before the record, which is complete once the process has ended."""
     job_id, process = str(job.job_id), _process(job.folder)
     here = process is not None and is_here(process)
     alive = process is not None and here and is_alive(process)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the ranks of this node, and ends them all when one fails.
 
-``python -m llmb.launch.ranks NODES RANKS_PER_NODE COMMAND...`` replaces torch.distributed.run. It does not load torch,
-and does not use its store, which listens on all interfaces and unpickles what any client writes. Ranks on one node
+``python -m llmb.launch.ranks NODES RANKS_PER_NODE COMMAND...`` replaces torch.distributed.run. It does not load torch
+or use torch's store, which listens on all interfaces and unpickles data from any client. Ranks on one node
 connect through a file that only their user can open; on several nodes, rank 0 listens at MASTER_ADDR and MASTER_PORT.
 """
 
@@ -20,7 +20,7 @@ from llmb.base.scratch import scratch_folder
 from llmb.readers.samples.host import host_name, usable_cores
 
 STORE = "LLMB_STORE"
-"""Variable with the path of the file through which ranks on one node connect."""
+"""Variable with the path of the file through which the ranks of a single node connect."""
 GRACE_S = 10.0
 """Seconds that ranks have to end after a request before they are killed."""
 TOGETHER_S = 0.5
@@ -96,7 +96,7 @@ def _arrivals() -> int:
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
     """Wait until all ranks have ended, shortly after one has failed, or for a signal; return the exit code.
 
-    It reports all ranks that fail in that time, because the one that it notices first may not have failed first.
+    All ranks that fail in that time are reported, because the first one noticed may not have failed first.
     """
     running, code, end = list(ranks), 0, None
     while running and (end is None or time.monotonic() < end):

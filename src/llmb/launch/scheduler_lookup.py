@@ -91,5 +91,5 @@ def _absolute(root: str) -> str:
 
 
 def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:
-    """Read the site below ``install``; raise UsageError with all problems if settings are invalid."""
+    """Read the site's settings below ``install`` and the user's; raise UsageError with all problems in them."""
     return read_site(catalogue, install, environ, cluster_schema(), user_schema())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface that schedulers implement, in general terms, and the base of the installer's questions."""
+"""The interface that schedulers implement, in general terms, and the base class of the installer's questions."""
 # ruff: noqa: ARG002 (default implementations need fewer arguments)
 
 import re
@@ -41,7 +41,7 @@ class Question:
     several: ClassVar[bool] = False
     """True if several answers are possible, separated by commas."""
     interactive: ClassVar[bool] = True
-    """True if it is asked on a terminal; otherwise, the assumed value is used."""
+    """True if the question is asked on a terminal; otherwise, the assumed value is used."""
 
     def applies(self) -> bool:
         return True
@@ -77,7 +77,7 @@ class Partition:
     is_default: bool = False
     nodes: int = 0
     gpus_per_node: int | None = None
-    """The number of GPUs that most of its nodes have; None if the scheduler does not manage GPUs there."""
+    """The number of GPUs that most of the partition's nodes have; None if the scheduler does not manage their GPUs."""
     gres_type: str | None = None
     architecture: str | None = None
     """The kernel's name for the architecture: x86_64 or aarch64."""
@@ -97,10 +97,10 @@ class Offer:
 
 
 class SchedulerQuestion(Question):
-    """A question for one scheduler, with what it offers."""
+    """A question that only one scheduler needs, with the scheduler's offer."""
 
     after: ClassVar[str] = "scheduler"
-    """Name of the general question after which it is asked."""
+    """Name of the general question after which this one is asked."""
 
     def __init__(self, answers: Any, offer: Offer) -> None:  # noqa: ANN401 (with the fields that it declares)
         self.answers = answers
@@ -203,7 +203,7 @@ class Plugin(Record):
 
     value: str
     fit: bool
-    """True if it is suitable for jobs with GPUs on whole nodes."""
+    """True if the setting is suitable for jobs with GPUs on whole nodes."""
 
 
 class NodeState(Record):
@@ -279,7 +279,7 @@ class Submission:
     held: Sequence[int] = ()
     """File descriptors that programs inherit if they are run to submit the job."""
     again: bool = False
-    """True if it was submitted before."""
+    """True if the job was submitted before."""
 
 
 class Queue(ABC):
@@ -344,7 +344,7 @@ class Cluster:
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return what shell variables, ``partition`` and its settings set; raise UsageError if any is invalid."""
+        """Return settings from the shell, ``partition`` and its own settings; raise UsageError if one is invalid."""
         return ()
 
     def offer(self) -> Offer:
@@ -356,9 +356,9 @@ class Cluster:
         return SchedulerSetup()
 
     def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-        """Return nodes by name: those in a list in the scheduler's syntax, or of a partition, or of the whole cluster.
+        """Return nodes by name: the nodes in ``listed``, or else of ``partition``, or else of the whole cluster.
 
-        Raises UsageError if a node or the partition does not exist.
+        Raises UsageError if a node or the partition does not exist, or if the scheduler does not list its nodes.
         """
         if listed is None:
             raise UsageError("the scheduler does not list its nodes", do="pass --nodes")
@@ -369,7 +369,7 @@ class Cluster:
         return nodes.split(",") if nodes else []
 
     def host_list(self, names: Iterable[str]) -> str:
-        """Format names of nodes as a list in the scheduler's syntax; empty for none."""
+        """Format names of nodes as a list in the scheduler's syntax; an empty string if there are none."""
         return ",".join(names)
 
 
@@ -427,11 +427,11 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
-        """Return options that select the nodes of the job in which this process runs; none outside of a job."""
+        """Return options that select the nodes of the job in which this process runs; defaults outside of a job."""
         return JobOptions()
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment, without secrets, in which a batch script can run inside the present job."""
+        """Return the environment, without secrets, in which a batch script can run inside the current job."""
         return without_secrets(environ)
 
     def warnings(self, spec: JobSpec) -> Sequence[str]:

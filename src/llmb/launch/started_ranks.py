@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that another launcher has started, such as torchrun, mpirun or a Kubernetes TrainJob: each runs ``llmb run``.
 
-Rank 0 plans the run, creates its folder and writes its record; the other ranks get the folder's path from the store of
-torch.distributed, and train.
+Rank 0 plans the run, creates its folder and writes its record; the other ranks receive the folder's path through the
+store of torch.distributed, and train.
 """
 
 import subprocess
@@ -16,10 +16,10 @@ from llmb.base.secrets import without_secrets
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOIN = "llmb.engine.join"
-"""The program that ranks other than 0 run to get the run folder's path and train."""
+"""The program with which ranks other than 0 receive the run folder's path and train."""
 STORE_ID = "LLMB_STORE_ID"
 RANK_VARIABLES = "LLMB_RANK_VARIABLES"
-"""Variable with the names of the variables that rank 0 gets from the plan and sends to the other ranks."""
+"""Variable with the names of the variables that rank 0 takes from the plan and sends to the other ranks."""
 RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -33,12 +33,12 @@ class StartedRank:
 
 
 def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
-    """Return this rank, None if ``llmb run`` starts the ranks; raise UsageError if a variable is missing or invalid."""
+    """Return this rank; None if ``llmb run`` starts the ranks. Raise UsageError if a variable is missing or invalid."""
     if not all(environ.get(name) for name in ("RANK", "WORLD_SIZE")):
         return None
     if missing := [name for name in VARIABLES if not environ.get(name)]:
         what = f"RANK and WORLD_SIZE are set, as for ranks that another launcher starts, but not {', '.join(missing)}"
-        raise UsageError(what, do="set them, or unset RANK and WORLD_SIZE so that 'llmb run' starts the ranks")
+        raise UsageError(what, do="set all of these, or unset RANK and WORLD_SIZE so that 'llmb run' starts the ranks")
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         if not (0 <= rank < world_size and int(environ["LOCAL_RANK"]) >= 0 and 0 < int(environ["MASTER_PORT"]) < 65536):
@@ -46,12 +46,12 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
     except ValueError as error:
         values = ", ".join(f"{name} is '{environ[name]}'" for name in VARIABLES)
         do = "set RANK to a value from 0 to WORLD_SIZE - 1, LOCAL_RANK to 0 or more, and MASTER_PORT to a port"
-        raise UsageError(f"invalid ranks: {values}", do=do) from error
+        raise UsageError(f"the variables of this rank are invalid: {values}", do=do) from error
     return StartedRank(rank, world_size, environ["MASTER_ADDR"])
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a worker lacks: the prefix of keys in the store, and loopback for a local master."""
+    """Return variables that a worker lacks: the prefix of keys in the store, and loopback if the master is local."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"

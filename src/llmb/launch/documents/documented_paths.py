@@ -29,7 +29,7 @@ NO_ACCOUNT = "default"
 
 
 def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
-    """Append NCCL's logs of all ranks to the log of a traced run if the recipe's document has them there."""
+    """Append NCCL's logs of all ranks to the log of a traced run if the recipe's document expects them there."""
     document = plan.recipe.document
     if not plan.nccl_trace or document is None or not document.nccl_trace_in_log:
         return
@@ -43,7 +43,7 @@ def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
 
 
 def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> None:
-    """Link the files of a started run under the names in its document; only warn if a link cannot be created."""
+    """Link the files of a started run under their documented names; only warn if a link cannot be created."""
     if spec.documented_root and record.attempts:
         # NeMo-Run's name: the suite's parser shows the part between the account and the number of the task.
         account, job_id = spec.flags.get("account") or NO_ACCOUNT, record.attempts[0].job.job_id

@@ -92,7 +92,7 @@ class LaunchScript(Record):
     """SHA-256 by path."""
     facts: tuple[SourceLine, ...]
     options: dict[str, int]
-    """Options that it passes to the training program, with their line numbers in ``options_file``."""
+    """Options that the script passes to the training program, with their line numbers in ``options_file``."""
     options_file: str
     fixes_steps: bool = True
     """True if a profiled, traced or resumed run ignores MAX_STEPS and has its own number of steps."""
@@ -105,11 +105,11 @@ class LaunchScript(Record):
     gpus_per_node: int | None = None
     """The number of GPUs per node if the script hard-codes it; None if a variable sets it."""
     variables: dict[str, dict[str, int]]
-    """Variables that it reads, with the number of the first line, by file."""
+    """Variables that the script reads, each with the number of the first line that reads it, by file."""
     unread: tuple[str, ...] = ()
     """Variables of ``always`` in the document's launch line that the script does not read."""
     unused: tuple[str, ...] = ()
-    """Variables that it reads without using them."""
+    """Variables that the script reads without using them."""
     needs: tuple[Need, ...]
     log_format: Literal["nemo1", "nemo2"]
     logs: tuple[str, ...]
@@ -236,7 +236,7 @@ def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
 
 
 def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe existing files that ``script`` needs and that differ from the release, each with the command for it."""
+    """Describe existing files that ``script`` needs but that differ from the release, each with its remedy."""
     problems = []
     for need in script.needs:
         path = Path(filled_path(need.path, values))

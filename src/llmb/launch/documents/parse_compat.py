@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reproduces the output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for existing parsers.
+"""Reproduces the output of the reference suite's ``parse_train_timing.sh`` and ``parse_train_timing_mbridge.sh``.
 
 A run with all steps of the window is a success even if it ends before its last step. The divisor in variances is n, or
 n - 1 as in the script for Megatron-Bridge.
@@ -25,7 +25,7 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """A log's figures in the window, None if unknown; ``left out`` if it is not a run's or recording slowed the run."""
+    """A log's figures in the window, None if unknown; ``left out`` if it is not a run's log, or recording slowed it."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]
@@ -38,7 +38,7 @@ class WindowSamples:
 
 
 def read_samples(path: Path, rule: str, *, sample: bool = False) -> WindowSamples:
-    """Read a log's figures in a window, as a failed run if unreadable; with ``sample``, variances are over n - 1."""
+    """Read a log's figures in a window; an unreadable log is a failed run. ``sample`` divides variances by n - 1."""
     try:
         with open_file(path) as stream:
             log = read_log(stream, rule)

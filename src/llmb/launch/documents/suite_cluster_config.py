@@ -31,7 +31,7 @@ FLAG_OF = {
     "JOB_NAME": "job-name",
     "CPU_FREQ_REQ": "cpu-freq",
 }
-"""Flags of sbatch by the part of its environment variables that differs from them."""
+"""Flags of sbatch by the names of their environment variables after ``SBATCH_``, if the two differ."""
 
 
 class _Lenient(BaseModel):
@@ -113,7 +113,7 @@ class Version2(_Common):
 
 
 class Version1(_Common):
-    """The earlier formats."""
+    """The formats before ``schema_version: 2``."""
 
     schema_version: Literal[1] | None = None
     launcher: _Launcher | None = None

@@ -41,7 +41,7 @@ class VariableUse(Record):
 
     workloads: tuple[str, ...] = ()
     framework: bool = False
-    """True if it applies only to jobs with a framework other than llmb's engine."""
+    """True if this use applies only to jobs with a framework other than llmb's engine."""
     sets: str | None = None
     """Name of the option that is set to the value."""
     values: dict[str, str] = Field(default_factory=dict)
@@ -53,7 +53,7 @@ class VariableUse(Record):
     read_for: str | None = None
     """Name of the option that reads the variable in every submission, not only in ``llmb launch``."""
     passed: bool = False
-    """True if it is passed to the job in its environment."""
+    """True if the variable is passed to the job in its environment."""
     accepts: tuple[str, ...] = ()
     """The only supported values."""
     because: str | None = None
@@ -87,7 +87,7 @@ class LaunchVariable(Record):
     excludes: tuple[str, ...] = ()
     """Variables that cannot be combined with this one."""
     quiet: bool = False
-    """True if it is ignored with no message, because other programs also read it."""
+    """True if the variable is ignored with no message, because other programs also read it."""
     preparation: VariableUse | None = None
     """The interpretation by ``llmb prepare submit``, if it differs from that by ``llmb launch``."""
 
@@ -108,7 +108,7 @@ class LaunchVariable(Record):
 
     @property
     def option(self) -> str | None:
-        """Return the name of the option that defines the type, or None."""
+        """Return the name of the option that defines the type; None if ``type`` does."""
         return next((name for use in self.uses if (name := use.sets or use.read_for)), None)
 
     def value(self, text: str, options: Mapping[str, Option]) -> Value:
@@ -352,7 +352,7 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with the variable that sets GPUs or nodes; None if it is the newest or one is set."""
+    """Return the newest release with the variable for GPUs or nodes; None if it is the default, or one is requested."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

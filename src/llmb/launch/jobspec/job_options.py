@@ -69,7 +69,7 @@ class Binding(Record):
     """The CPU cores and the memory to which the workers of a node are bound."""
 
     cpu: CpuBinding = "none"
-    """Cores of each worker: ``cores`` for an equal part of them, or a number of cores."""
+    """Cores of each worker: ``cores`` for an equal part of the available cores, or a number of cores."""
     numa: NumaBinding = "none"
     """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node."""
 
@@ -95,7 +95,7 @@ class JobOptions:
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     nodes: int | None = None
-    """The number of nodes, which determines the scale if that is not specified."""
+    """The number of nodes, which determines the scale if the scale is not specified."""
     gpus_per_node: int | None = None
     start: StartMode | None = None
     gpu_request: str | None = None
@@ -145,7 +145,7 @@ class FrameworkChoices(Record):
 
 
 class FrameworkOptions(Record):
-    """The framework that trains, None for llmb's own engine, with its image and arguments."""
+    """The framework that trains, with its image and arguments; ``framework`` is None for llmb's own engine."""
 
     framework: FrameworkName | None = None
     suite: str | None = None

@@ -15,7 +15,7 @@ from llmb.launch.jobspec.job_options import Binding, Boost, ContainerSettings, S
 from llmb.runs.folder import RunFolder, read_stored, write_atomically
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The launcher sets the first; the others are read-only in bash.
+# The launcher sets RANKS; READ_ONLY are read-only in bash.
 RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 ADVICE = "remove or correct them; see 'llmb submit --help-all' for the format"
 READ_ONLY = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
@@ -42,7 +42,7 @@ class VariableLayer:
 def layered(
     shipped: Iterable[VariableLayer], shell: Mapping[str, str], explicit: Iterable[VariableLayer]
 ) -> tuple[Variable, ...]:
-    """Merge variables: the submitting shell overrides llmb's, and the user's settings override both.
+    """Merge variables: the submitting shell overrides ``shipped``, and ``explicit`` overrides both.
 
     Variables of the shell that contain secrets are ignored.
     """
@@ -108,7 +108,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Place processes on nodes, on one without ``gpus_per_node``; raise UsageError if nodes cannot be filled evenly."""
+    """Place processes on nodes, all on one if ``gpus_per_node`` is None; raise UsageError if they cannot be even."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)
@@ -148,8 +148,8 @@ def filled(word: Word, run_folder: str, python: str) -> str:
 class Launch(Record):
     """A program's own script that queues a job, or is queued itself, instead of a batch script of llmb.
 
-    ``named`` maps requests to the scheduler to variables of the script: ``account``, ``partition``, ``time``, and
-    ``flags`` for others, as ``KEY=VALUE`` separated by semicolons.
+    ``named`` contains the script's variable for each request to the scheduler: ``account``, ``partition``, ``time``,
+    and ``flags`` for all others, as ``KEY=VALUE`` separated by semicolons.
     """
 
     queued_by: Literal["script", "scheduler"]
@@ -174,7 +174,7 @@ class JobSpec(Record):
     """The content of ``job_spec.json``.
 
     ``begin`` runs first; if it fails, the job ends. ``work`` runs in each process, with its output in ``log``.
-    ``finish`` runs last, with the exit code and a signal as arguments. A job with a ``launch`` has no such command.
+    ``finish`` runs last, with the exit code and a signal as arguments. A job with a ``launch`` has no such commands.
     """
 
     schema_version: int = 1
@@ -195,8 +195,8 @@ class JobSpec(Record):
     retries: int = 0
     start: StartMode | Literal["once", "rounds"]
     """How the scheduler starts processes: ``torchrun`` with one task per node, ``task-per-gpu`` with one task per
-    process, ``once`` as one process for the job. ``rounds`` starts a step on each set of nodes in ``rounds.txt``, which
-    may fail; ``work`` prints the nodes of the last step."""
+    process, ``once`` as one process for the job. ``rounds`` runs the steps in ``rounds.txt``, each of which may fail;
+    ``work`` prints the nodes of a step for which the file lists none."""
     cpus: int | None = None
     """CPU cores per process; None for the scheduler's default, or one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)
@@ -210,7 +210,7 @@ class JobSpec(Record):
     """Names of variables that are passed from the submitting shell although they may contain secrets; their values are
     not written to any file."""
     gpu_type: str | None = None
-    """A GPU type from the catalogue, or ``cpu``; None for a preparation without GPUs."""
+    """A GPU type from the catalogue, or ``cpu``; None if the type is unknown."""
     modules: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     prolog: tuple[str, ...] = ()
@@ -233,7 +233,7 @@ class JobSpec(Record):
     log: str
     """Name of the log in the run folder."""
     documented_root: str | None = None
-    """The folder below which the run's files are linked under the names in its document; None for no links."""
+    """The folder below which the run's files are linked under their documented names; None for no links."""
 
 
 def write_spec(folder: RunFolder, spec: JobSpec) -> None:

@@ -74,7 +74,7 @@ def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def judge_run(record: RunRecord) -> RunRecord:
-    """Return the record with the verdict of its result against the published figure."""
+    """Return the record with the verdict on its result, compared with the published figure."""
     assert record.result, "it was concluded"
     return record.model_copy(update={"result": with_verdict(record.result, record)})
 
@@ -124,7 +124,7 @@ def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSett
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A run that has ended, with any result. ``record`` may still be that from the start of the run."""
+    """A run that has ended, with any result. ``record`` may be from the start of the run, without the result."""
 
     folder: RunFolder
     record: RunRecord
@@ -142,7 +142,7 @@ class EndedRun:
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read an ended run; raise UsageError if it has not ended or does not exist, EnvironmentProblem if unreadable."""
+    """Read an ended run; raise UsageError if it is missing or has not ended, EnvironmentProblem if it is unreadable."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:

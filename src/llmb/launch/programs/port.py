@@ -60,7 +60,7 @@ class ProgramWork:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """The number of steps done; ``complete`` if these are all, and the last checkpoint exists if requested."""
+    """The number of steps done. ``complete`` is True if no step and no requested last checkpoint is missing."""
 
     steps: int
     complete: bool
@@ -68,12 +68,12 @@ class StepProgress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a run's processes; ``cause`` is what ended them from outside, or None."""
+    """The end of a run's processes; ``cause`` describes what ended them from outside, None if nothing did."""
 
     exit_code: int
     cause: str | None = None
     cancelled: bool = False
-    """True if the user ended them."""
+    """True if the user ended the processes."""
 
 
 class NewSteps(Protocol):
@@ -144,7 +144,8 @@ def option_text(choices: Choices, name: str) -> str:
 
 
 def requested_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """Return the cluster's container with the image and mounts in ``options``; raise UsageError if it has none."""
+    """Return the cluster's container with the image and mounts in ``options``; raise UsageError if ``options`` have
+    either, but the cluster's jobs run without a container."""
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":

@@ -84,7 +84,7 @@ def script_variables(
     image: str | None,
     mounts: Sequence[str],
 ) -> dict[str, str]:
-    """Return the values of the script's variables; unsupported choices must be rejected with ``script_problems``."""
+    """Return the values of the script's variables; there must be no ``script_problems`` with the choices."""
     variables = variables_by_option(script)
     chosen = dict(_always(recipe, gpus_per_node)) | dict(_chosen(script, recipe, choices, steps))
     chosen |= {"image": image, "mounts": ",".join(mounts) or None}
@@ -198,7 +198,7 @@ CONSUMED = re.compile(r"global_step[:=] ?(\d{1,9})\b[^\r\n]{0,400}?consumed_samp
 IMAGE_VERSION = re.compile(r"nemo[+:](\d+(?:\.\d+)*)")
 """Matches the version in an image's name as enroot and the suite's installer write it."""
 MODIFIED = "pass --modified-suite to run it anyway"
-NOT_BESIDE = Missing("the reference suite's own script starts the job, without the sampler of llmb")
+NOT_BESIDE = Missing("the reference suite's own script starts the job, without llmb's sampler")
 
 
 def script_of(recipe: Recipe) -> LaunchScript:

@@ -57,7 +57,7 @@ class SuiteSettings(Record):
     """Settings of the reference suite on this cluster, for ``--framework reference_suite``."""
 
     checkout: str | None = None
-    """Path of a clone of its repository at the tag of a release."""
+    """Path of a clone of the suite's repository at the tag of a release."""
     environments: Variables = Field(default_factory=dict)
     """Paths of virtual environments with the suite's software, by workload."""
 
@@ -75,7 +75,7 @@ class ClusterConfig(WorkloadSettings):
     fabric: str | None = None
     """The network between nodes, by its name in the catalogue."""
     modules: tuple[str, ...] = ()
-    """Modules to load with ``module load`` first."""
+    """Modules that the batch script loads with ``module load``, before it sources ``profiles``."""
     profiles: tuple[str, ...] = ()
     """Files that the batch script sources."""
     prolog: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class SettingsFile:
     form: ReferenceForm | None = None
     """The reference suite's format that the file has, if any."""
     notes: tuple[str, ...] = ()
-    """Notes to show to the user whenever it is read."""
+    """Notes to show to the user whenever the file is read."""
     left_out: tuple[str, ...] = ()
     """The unused parts of a file of the reference suite, with reasons."""
 

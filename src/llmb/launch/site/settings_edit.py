@@ -74,7 +74,7 @@ def migrate(file: SettingsFile) -> Path:
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
         if backup.exists() and backup.read_bytes() != file.path.read_bytes():
-            raise UsageError("a copy of another file already exists", where=str(backup), do="rename it and try again")
+            raise UsageError("a copy of another file already exists", where=str(backup), do="rename that file first")
         if not backup.exists():
             shutil.copy2(file.path, backup)
         backup.chmod(0o600)

@@ -67,7 +67,7 @@ def read_site(
 
 
 def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
-    """Raise UsageError for an unknown GPU type, because a partition with a misspelled type would get no jobs."""
+    """Raise UsageError for an unknown GPU type, because a partition with a misspelled type would receive no jobs."""
     types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
         if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:

@@ -144,7 +144,7 @@ def user_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
 
 
 def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Return the states of jobs from accounting, which may lag behind; none on a cluster without accounting.
+    """Return the states of jobs from accounting, which may lag behind; an empty dictionary without accounting.
 
     Raises InfrastructureError if accounting does not respond.
     """
@@ -170,7 +170,7 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
     for ids in _batches(job_ids):
         output = call(["scancel", *ids.split(",")])
         if output.code and NO_JOB not in output.errors:
-            raise UsageError(f"Slurm did not cancel the job: {message(output)}")
+            raise UsageError(f"scancel failed: {message(output)}")
 
 
 def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Output, dict[str, SlurmJob]]:

@@ -144,9 +144,9 @@ WAITS = {
     "JobHeldUser": "held; run 'scontrol release' to release it",
     "JobHoldMaxRequeue": "held, because it was requeued too often; run 'scontrol release' to release it",
     "job_requeued_in_held_state": "requeued and held; run 'scontrol release' to release it",
-    "launch_failed_requeued_held": "Slurm could not start it on a node and holds it; check the node with 'scontrol"
-    " show node' or exclude it, then run 'scontrol release' to release the job",
-    "user_env_retrieval_failed_requeued_held": "Slurm could not read the user's environment on a node and holds it;"
+    "launch_failed_requeued_held": "Slurm could not start the job on a node and holds it; check the node with 'scontrol"
+    " show node' or exclude the node, then run 'scontrol release' to release the job",
+    "user_env_retrieval_failed_requeued_held": "Slurm cannot read the user's environment on a node, and holds the job;"
     " run 'scontrol release' to release it",
     "PartitionDown": "the partition is down",
     "PartitionNodeLimit": "it requests more nodes than the partition allows, or nodes that are down",

@@ -93,7 +93,7 @@ def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> 
     if missing := [name for name in names if name not in nodes]:
         if output.code and ABSENT not in f"{output.errors}{output.text}":
             raise InfrastructureError(f"Slurm does not report its nodes: {message(output)}", do="try again")
-        do = "run 'sinfo -N' for the nodes of this cluster"
+        do = "run 'sinfo -N' to list the nodes of this cluster"
         raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
     return {name: nodes[name] for name in names}
 
@@ -172,7 +172,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
 
 
 def slurm_offer() -> Offer:
-    """Query Slurm's offer; raise InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
+    """Query Slurm's offer; raise InfrastructureError if Slurm does not answer, EnvironmentProblem if it is missing."""
     output = call(SINFO)
     if output.code:
         raise InfrastructureError(f"sinfo failed: {message(output)}", do="try again, or see 'scontrol ping'")
@@ -231,7 +231,7 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
 
 
 def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
-    """Return this user's accounts and the default one; None for both without accounting or if it does not respond."""
+    """Return this user's accounts and the default one; None for both if accounting is missing or does not respond."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
         query = ["sacctmgr", "--noheader", "--parsable2", "show"]
@@ -276,8 +276,8 @@ UNUSABLE = frozenset(
 
 
 def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
-    """Read Slurm's setup and the state of ``node``. Raises EnvironmentProblem without Slurm, InfrastructureError if the
-    controller does not answer."""
+    """Read Slurm's setup and the state of ``node``. Raises EnvironmentProblem if Slurm is missing, InfrastructureError
+    if the controller does not answer."""
     output = call(["scontrol", "show", "config"], time_out_s=time_out_s)
     if output.code:
         raise InfrastructureError(f"Slurm does not report its configuration: {message(output)}")
@@ -309,7 +309,7 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
-    """Return the traits that Slurm's configuration determines; none if it is empty."""
+    """Return the traits that Slurm's configuration determines; an empty dictionary if there is no configuration."""
     if not settings:
         return {}
     tracking = settings.get("ProctrackType", "none")
@@ -364,7 +364,7 @@ def parse_node(line: str) -> NodeState | None:
 
 
 def read_gpus(gres: str) -> tuple[int | None, str | None]:
-    """Parse the number and type of GPUs in text such as ``gpu:h100:8(S:0-1),nvme:2``; several types are summed."""
+    """Parse the number of GPUs and, if all have the same, their type from text such as ``gpu:h100:8(S:0-1),nvme:2``."""
     matches = list(_GPUS.finditer(gres))
     if not matches:
         return None, None

@@ -31,7 +31,7 @@ from llmb.launch.slurm.settings import (
 
 ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
 COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
-"""Variables that are ``null`` on a cluster where Slurm does not manage GPUs, so that jobs must not request them."""
+"""Variables with the value ``null`` where Slurm does not manage GPUs, so that jobs must not request GPUs."""
 DURATION = Form(
     lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
 )
@@ -232,7 +232,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the flags that variables of the shell set, unchecked."""
+    """Return the flags that variables of the shell set, without checking their values."""
     flags: dict[str, str | None] = {}
     if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
         flags.update(dict.fromkeys(GPU_FLAGS, NO_FLAG))

@@ -116,7 +116,7 @@ fi"""
 
 
 def write_node_files(spec: JobSpec) -> Iterator[str]:
-    """Yield shell code that writes the files that workers need into the run folder."""
+    """Yield shell code that writes the program ``bind`` into the run folder for a container that may lack llmb."""
     if spec.binding.binds and not spec.control_in_container:
         yield f"cat >{BIND_FILE} <<'llmb_bind_ends'"
         yield inspect.getsource(bind).rstrip("\n")
@@ -124,7 +124,7 @@ def write_node_files(spec: JobSpec) -> Iterator[str]:
 
 
 def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
-    """Yield the workers' command, which starts when every node is ready and determines the exit code."""
+    """Yield shell code that runs ``workers`` once every node is ready, and ends with their exit code."""
     if not (spec.prolog or spec.vboost or spec.sampled):
         yield workers
         return

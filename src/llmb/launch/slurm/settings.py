@@ -57,7 +57,7 @@ def parse_flag(text: str) -> tuple[str, str | None]:
 
 
 def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
-    """Parse flags; raise UsageError if one is set to different values. ``what`` is their source."""
+    """Parse flags from the source ``what``; raise UsageError if one is set to different values."""
     flags: dict[str, str | None] = {}
     for text in texts:
         key, value = parse_flag(text)
@@ -78,7 +78,7 @@ def parse_additional(text: str) -> dict[str, str | None]:
 
 
 def on_top(*layers: Flags) -> dict[str, str | None]:
-    """Merge layers of flags; a later layer replaces earlier flags with the same names, or that its own exclude."""
+    """Merge layers of flags; a flag replaces those of earlier layers that have the same name or exclude it."""
     flags: dict[str, str | None] = {}
     for layer in layers:
         for group in EXCLUDING:
@@ -156,7 +156,7 @@ GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
 
 def partition_names(text: str | None) -> list[str]:
-    """Split a list of partitions that are separated by commas."""
+    """Split a comma-separated list of partitions."""
     return [name.strip() for name in (text or "").split(",")]
 
 

@@ -24,7 +24,7 @@ WORKER, PROFILED_WORKER = "llmb.engine.worker", "llmb.launch.programs.engine.nsy
 
 
 def check_here(plan: Plan) -> None:
-    """Raise EnvironmentProblem if a program that ``plan`` needs is missing."""
+    """Raise EnvironmentProblem if torch is missing, or if nsys is missing and ``plan`` requires it."""
     profile = plan.profile
     required = profile and profile.profiler == "nsys" and (profile.gpu_metrics or not profile.or_torch)
     if required and shutil.which(NSYS) is None:
@@ -52,7 +52,7 @@ def with_profiler(plan: AnyPlan) -> AnyPlan:
 
 
 def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words to put before the command of the worker ``rank``; none if nsys does not profile it."""
+    """Return the words to put before the command of the worker ``rank``; an empty tuple if nsys does not profile it."""
     profile = plan.profile
     if profile is None or profile.profiler != "nsys" or rank not in profile.ranks:
         return ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llmb's engine as a program of jobs, and the check before a run starts or is queued that it fits its GPUs."""
+"""llmb's engine as a program of jobs, and the check, before a run starts or is queued, that the run fits its GPUs."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from importlib.metadata import version
@@ -206,14 +206,14 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
         say(f"warning: memory could not be counted: {error.what}")
         return
     if exact.capacity_gib is not None and exact.fullest.peak_bytes / GIB + SURE_MARGIN_GIB > exact.capacity_gib:
-        changes = [f"{each.options} needs about {each.needed_gib:.1f} GiB" for each in remedies(plan)]
+        changes = [f"pass {each.options}, which needs about {each.needed_gib:.1f} GiB" for each in remedies(plan)]
         do = f"{'; '.join([*changes, 'or use more GPUs'])}; pass --force to start it anyway"
         raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """Estimate the memory that the plan needs, or that of a single rank if only one runs; None on a CPU."""
+    """Estimate the memory of the plan's ranks, or of the only rank that runs; return None on a CPU."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
@@ -222,7 +222,7 @@ def estimated(plan: Plan) -> MemoryUse | None:
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
-    """Count the memory that each of ``ranks`` needs; raise EnvironmentProblem without torch, RunFailed on failure."""
+    """Count the memory of each of ``ranks``; raise EnvironmentProblem without torch, RunFailed if counting fails."""
     if find_spec("torch") is None:
         raise EnvironmentProblem("counting memory requires torch, which is not installed", do=pip_install("engine"))
     counted, assumptions = countable(plan)

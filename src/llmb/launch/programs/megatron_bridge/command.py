@@ -32,7 +32,7 @@ PACKED = "squad_packed"
 CONTEXT = "context"
 SQUAD_TRAINING, VALIDATION, TOKENIZER = "training.jsonl", "validation.jsonl", "tokenizer.json"
 WORKING_FOLDER = "data"
-"""Name of the working folder in the run folder."""
+"""Name of the first rank's working folder, in the run folder."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 # The arguments are the working folder and the training samples.
 ENTER_FOLDER = (
@@ -44,7 +44,7 @@ ENTER_FOLDER = (
 
 @dataclass(frozen=True, slots=True)
 class Squad:
-    """SQuAD as llmb prepares it: the folder of the samples, and that of the tokenizer."""
+    """SQuAD as llmb prepares it: the folders of the samples (``root``) and of the tokenizer."""
 
     root: Path
     tokenizer: Path
@@ -100,7 +100,7 @@ SIZES = {
     "gbs": "global_batch_size",
     "seq_len": "seq_length",
 }
-"""Arguments of the script by the name of the size."""
+"""The script's arguments for sizes of the layout, by the size's name in llmb."""
 LIBRARY_WARMUP = 10
 """The parser's default number of warm-up steps; a run must have more steps than this."""
 TENSORBOARD = "tensorboard"
@@ -236,8 +236,8 @@ def _arguments(script: Script, plan: Plan, choices: Choices, save_dir: str) -> I
 
 
 def _sizes(script: Script, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield arguments for the global batch size, and for sizes other than those of the script's recipe, if known; each
-    argument that is passed also replaces variables and the stages that the recipe names."""
+    """Yield arguments for the global batch size, and for sizes that differ from the script's recipe or, if that is
+    unknown, all sizes but EP and ETP. An argument also replaces the recipe's variables and stages."""
     base = script.base.sizes if script.base else {"ep": layout.ep, "etp": layout.etp}
     for name, argument in SIZES.items():
         size, own = getattr(layout, name), base.get(name, 1 if script.base else None)
@@ -246,7 +246,7 @@ def _sizes(script: Script, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def _overrides(script: Script, plan: Plan, choices: Choices) -> Iterator[str]:
-    """Yield overrides of the framework's configuration that its script has no argument for."""
+    """Yield overrides of the framework's configuration, for settings without an argument of the script."""
     if script.base is None:
         yield from _layout_overrides(plan.recipe.layout)
     elif plan.recipe.layout.seq_len != script.base.seq:

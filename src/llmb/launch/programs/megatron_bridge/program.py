@@ -37,7 +37,7 @@ from llmb.runs.result import Result
 from llmb.runs.trace_reports import report_profile
 
 SAVED = "train_state.pt"
-"""A file that is written into a checkpoint's folder, ``iter_<step>``, last (training/checkpointing.py)."""
+"""The file that the framework writes last into a checkpoint's folder, ``iter_<step>`` (training/checkpointing.py)."""
 
 
 def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:

@@ -33,9 +33,9 @@ class BridgeRecipe(Record):
     recipe: str
     task: str
     names_stages: bool = False
-    """True if its recipes name the layers of each pipeline stage."""
+    """True if the script's recipes for this model name the layers of each pipeline stage."""
     library: bool = False
-    """True if it is in the framework's library of models, which are not tuned for a GPU and support only bf16."""
+    """True if the recipe is in the framework's library, whose recipes are not tuned for a GPU and support only bf16."""
 
 
 class BridgeVariables(Record):
@@ -58,7 +58,7 @@ class BridgeVersion(Record):
     tag: str
     """The tag in the framework's repository at which its argument parser was read."""
     nemo: str
-    """The NeMo release whose images have it, in all patch versions."""
+    """The NeMo release whose images contain this version, in all patch versions."""
     script: str | None = None
     tasks: dict[str, str] = Field(default_factory=dict)
     """This version's names of tasks, by the first version's."""
@@ -76,7 +76,7 @@ class BridgeFile(Record):
     framework: str
     versions: tuple[BridgeVersion, ...]
     default_nemo: str
-    """The NeMo release of the image for recipes that do not have their own."""
+    """The NeMo release of the default image, unless the recipe's own release is supported."""
     package_info: str
     """The path of the file in the container that contains the version."""
     images: dict[str, str]
@@ -162,7 +162,7 @@ class Script:
 
 
 def script_for(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Script:
-    """Return how the script is called; requires that ``script_problems`` yields nothing."""
+    """Return how the script is called for a recipe without ``script_problems``."""
     entry = bridge_recipe(recipe)
     assert entry is not None, "script_problems rejects other recipes"
     nemo, several = nemo_of(recipe, image), fitting_versions(entry)
@@ -229,7 +229,7 @@ def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) 
 
 
 def check_image(image: str | None, recipe: Recipe) -> None:
-    """Raise UsageError if an image's name shows that its version is unsupported; otherwise it is checked in the job.
+    """Raise UsageError if an image's name shows an unsupported version; the job checks the version in any case.
 
     None selects the default image.
     """
@@ -238,7 +238,7 @@ def check_image(image: str | None, recipe: Recipe) -> None:
     if entry and version and version not in (fitting := fitting_versions(entry)):
         what = f"{entry.recipe} needs {data.framework} {versions_text(fitting)}"
         has = "the default image" if image is None else f"image {image}"
-        do = "pass --image with an image that has a version it needs"
+        do = "pass --image with an image that contains one of these versions"
         raise UsageError(f"{what}, but {has} has {version.tag}", do=do)
     if (nemo := nemo_of(recipe, image)) and version is None:
         what = f"image {image}: NeMo {nemo} has no version of {data.framework} that llmb supports"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts a recipe to a model and arguments of torchtitan, and checks that torchtitan supports both.
 
-It supports torchtitan 0.2.2 (torchtitan/config/job_config.py). The next version, 0.3.0, has different arguments, and
+llmb supports torchtitan 0.2.2 (torchtitan/config/job_config.py). The next version, 0.3.0, has different arguments, and
 calls ``torch.distributed.set_timeout``, which torch 2.13 lacks.
 """
 
@@ -248,7 +248,7 @@ def stage_rule(layout: Layout) -> StageRule:
 
 
 def titan_stages(layout: Layout) -> list[int]:
-    """Return the layers of each stage as torchtitan's ``generate_llm_fqn_per_model_part`` splits them."""
+    """Return the number of layers of each stage, as torchtitan's ``generate_llm_fqn_per_model_part`` splits them."""
     rule, stages = stage_rule(layout), layout.pp * layout.vp
     equal, more = divmod(layout.layers + rule.first_less + rule.last_less, stages)
     sizes = [equal + (number < more) for number in range(stages)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces functions that do not work on a CPU, so that torchtitan 0.2.2 can train there.
 
-Replaced are the name of the device, five functions that ``torch.cpu`` lacks, barriers that name devices, histograms of
+These are the name of the device, five functions that ``torch.cpu`` lacks, barriers with device ids, histograms of
 integers, the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs), and FSDP's fused scaling
 and reduction of gradients, which gloo lacks. Models, attention, sharding and optimizer are unchanged. Memory is not
 measured; the log reports 0.
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def replace_device_functions() -> None:
-    """Replace the functions; call this before torchtitan's trainer is imported."""
+    """Replace functions of torch and torchtitan; call this before torchtitan's trainer is imported."""
     no_memory = types.SimpleNamespace(total_memory=1, name="cpu")
     functions: dict[str, Any] = {
         "get_device_name": lambda _device=None: "cpu",

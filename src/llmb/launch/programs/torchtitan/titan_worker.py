@@ -55,7 +55,7 @@ def train(folder: RunFolder, arguments: list[str]) -> None:
 
 
 def log_on_one_rank(plan: EnginePlan) -> None:
-    """Set up torchtitan's logging on the rank that has the loss, the first of the last pipeline stage; mute others."""
+    """Set up torchtitan's logging; mute it except on the rank with the loss, the first of the last pipeline stage."""
     importlib.import_module("torchtitan.tools.logging").init_logger()
     layout = plan.recipe.layout
     if int(os.environ["RANK"]) != layout.gpus // layout.pp * (layout.pp - 1):
