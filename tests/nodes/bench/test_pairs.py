@@ -232,7 +232,7 @@ def test_the_group_is_that_of_the_fit_nodes_and_its_faults_convict_none() -> Non
     assert notes(PairFigures(gb_per_s=44)) == []
     assert "are slower together than in pairs: 20 GB/s" in notes(PairFigures(gb_per_s=20))[0]
     assert HUNG in notes(PairFigures(), HUNG)[0]
-    assert "it was not measured" in next(iter(group_notes(readings, group, RULE)))
+    assert "the group was not measured" in next(iter(group_notes(readings, group, RULE)))
     assert members([NodeVerdict(node="a", fit=True), NodeVerdict(node="b", fit=None)]) == ()
 
 

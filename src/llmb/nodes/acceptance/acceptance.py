@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the parts of an acceptance in order, and derives the verdict.
 
-A continued acceptance calls the same function from the beginning; parts that have a result return it without running.
+A continued acceptance calls ``accept`` again; parts with a saved result are not run.
 """
 
 import json
@@ -43,10 +43,10 @@ PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
 COVERAGE = "coverage"
 COMPARED = ("pass", "improved")
 SLOW = ("regressed", "fail", "invalid")
-"""Statuses of a training that exclude the acceptance as a reference for later ones."""
+"""An acceptance with a training of one of these statuses is not a reference for later acceptances."""
 Shape = TypeVar("Shape", bound=Record)
 LEAST_REPEATS = 3
-"""The number of repeats of a recipe, if time permits, so that the next acceptance can be compared with their median."""
+"""The minimum number of runs of a recipe, if time permits, so that later acceptances have a reference."""
 CHECK_S, BENCH_S, JOB_S, READ_S = 10.0, 20.0, 60.0, 3.0
 """Expected seconds for a node's checks, a measurement, the start of a job, and a command that reads runs."""
 
@@ -62,7 +62,7 @@ class AcceptedNodes:
     subject: str
     host: str
     gpu_type: str | None
-    """The GPU type; None if it is not in the catalogue."""
+    """The GPU type, or ``cpu``; None if the type is not in the catalogue."""
     per_node: int
     """GPUs per node, or processes on a CPU."""
     nodes: tuple[str, ...] = ()
@@ -92,8 +92,7 @@ class Terms:
 
 
 class AcceptanceRequest(Record):
-    """The content of ``request.json``, which a continued acceptance keeps; ``before`` is the folder name of an earlier
-    acceptance with which it is compared."""
+    """The content of ``request.json``; ``before`` is the folder name of the earlier acceptance to compare with."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -115,7 +114,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return a key that must be equal to continue an acceptance or to compare two."""
+    """Return a key; only acceptances with equal keys are continued or compared."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -124,8 +123,8 @@ def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms:
 def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
-    """Return the folder and request of an unfinished acceptance with this key, or else (always with ``start_new``) of a
-    new one; raise NotWritable if it cannot be created."""
+    """Return the folder and request of an unfinished acceptance with this key, unless ``start_new`` is set or a later
+    one is a valid reference; otherwise, create a new acceptance. Raises NotWritable if that fails."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
@@ -173,9 +172,9 @@ def accept(
     terms: Terms,
     write_page: Callable[[AcceptanceResult, Sequence[str]], None],
 ) -> AcceptanceResult:
-    """Run every part that has no result yet, and write the result, the archive of runs and the page.
+    """Run all parts without a saved result; write the result and, if anything was trained, the archive and the page.
 
-    Raises the errors of ``PartsFolder.do``, and NotWritable if a file cannot be written.
+    Raises the errors of ``PartsFolder.do`` and ``choose``, and NotWritable if a file cannot be written.
     """
     assert parts.folder is not None
     busy = "accepting this machine"
@@ -199,7 +198,7 @@ def accept(
 def do_parts(
     parts: PartsFolder, request: AcceptanceRequest, place: AcceptedNodes, choose: Choose, terms: Terms
 ) -> tuple[Findings, list[str]]:
-    """Run or plan all parts, counting planned ones as passed; return the findings, and the labels of runs in order."""
+    """Run or plan all parts; return the findings, and the labels of runs in order. Planned parts exclude no node."""
     findings = Findings()
     before = parts.install / ACCEPTANCES / request.before if request.before else None
     fit: list[str] = []
@@ -280,7 +279,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes`` and wait for it; return the result of waiting and the measurement's document."""
+    """Queue a measurement on ``nodes``, and wait for it; return the result of waiting and the measured document."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -309,15 +308,15 @@ class RecipeRuns:
     recipe: ChosenRecipe
     label: str
     name: str
-    """Suffix of the names of its parts; empty if only one recipe is trained."""
+    """Suffix of the names of the recipe's parts; empty if this is the only training."""
     place: AcceptedNodes
     nodes: Sequence[str]
     before: str | None
-    """The label of the earlier runs with which it is compared, if any."""
+    """The label of the earlier runs to compare with, if any."""
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train in rounds, or in jobs only once, until the verdict is conclusive, time is up or a run fails."""
+        """Train in rounds until the verdict is conclusive, time is up or a run fails; in jobs, train only one round."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:

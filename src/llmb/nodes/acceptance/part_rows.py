@@ -48,7 +48,7 @@ def checks_row(result: PartResult) -> AcceptancePart:
 
 
 def devices_row(result: PartResult, document: Document | None) -> AcceptancePart:
-    """Return the row for devices, with those that are slower than the others at a matrix product, or that failed."""
+    """Return the row for devices: their problems, or else the median rate of a matrix product."""
     found = document or {}
     slow = [
         f"{one['node']} rank {one['local_rank']} is {one['below_median_pct']:.0f} % below the median"
@@ -66,7 +66,7 @@ def devices_row(result: PartResult, document: Document | None) -> AcceptancePart
 
 
 def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
-    """Return the row for nodes that were measured in pairs, with those that are unfit."""
+    """Return the row for nodes measured in pairs: the evidence against unfit nodes, or else the number of fit ones."""
     nodes = (document or {}).get("nodes", [])
     unfit = [f"{one['node']}: {'; '.join(one['evidence'])}" for one in nodes if one["fit"] is False]
     value = "; ".join(unfit) or f"{sum(one['fit'] is True for one in nodes)} of {len(nodes)} nodes are fit"
@@ -76,7 +76,7 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
 
 
 def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
-    """Return the row for the bandwidth at the largest size, with its percentage of the peak or the earlier value."""
+    """Return the row for the bandwidth at the largest size, compared with the peak, or else with ``before``."""
     largest, earlier = _largest(result), _largest(before) if before else None
     if largest is None:
         status: Status = "fail" if result.exit_code else "measured"
@@ -114,8 +114,7 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
-    """Return a row per recipe with the worst of its verdicts; ``against`` describes the reference in place of its
-    kind."""
+    """Return a row per recipe with its worst verdict; ``against`` replaces the reference's kind in the text."""
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)

@@ -65,13 +65,13 @@ class AcceptanceResult(Record):
     started_at: str
     seconds: float
     label: str
-    """The label of its runs, or the beginning of their labels."""
+    """The label of the runs, or the beginning that their labels have in common."""
     parts: tuple[AcceptancePart, ...]
     unfit: tuple[str, ...]
     """The unfit nodes."""
     page: str | None
     archive: str | None
-    """Path of the archive of its runs; None if nothing was trained."""
+    """Path of the archive of the runs; None if nothing was trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,10 @@ class PartsFolder:
         return sum(part.seconds for part in self.done)
 
     def do(self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None) -> PartResult:
-        """Return the result of a command, which is run unless its result is saved.
+        """Return the result of a command, which is run unless its result is saved, or only planned without a folder.
 
-        Raises the command's error if it has no result, UserInterrupt on a signal, NotWritable if saving fails.
+        Raises the command's error if its exit code is not in ``ANSWERS``, UserInterrupt on a signal, NotWritable if
+        saving fails.
         """
         if self.folder is None:
             self.planned.append(PlannedPart(name, " ".join(("llmb", *command)), seconds))

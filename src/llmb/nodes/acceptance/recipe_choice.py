@@ -19,7 +19,7 @@ DTYPES = ("bf16", "fp8")
 PRETRAINING = "pretrain_"
 """Prefix of pretraining workloads, which do not need prepared data and weights, unlike fine-tuning."""
 START_S, TINY_S = 90.0, 15.0
-"""Seconds from the start of a run to its first step, including compilation; and for a whole run of a tiny model."""
+"""Estimated seconds from the start of a run to its first step, and seconds of a whole run of a tiny model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class ChosenRecipe:
 def choose_recipes(
     catalogue: Catalogue, wanted: Request | None, accepted: AcceptanceSet | None, gpu_type: str | None, gpus: int
 ) -> list[ChosenRecipe]:
-    """Return the recipes of the acceptance set, or else the ``wanted`` one. Without both, return a tiny model for a CPU
-    or an unknown GPU, or else the recipe with the largest scale published up to ``gpus``, or a proxy on one GPU.
+    """Return the recipes of the acceptance set, or else the ``wanted`` recipe. With neither, return a tiny model for a
+    CPU or an unknown GPU, or else the recipe with the largest published scale up to ``gpus``, or a proxy on one GPU.
 
-    Raises UsageError if a recipe does not exist, needs more GPUs, or the set is for another GPU type.
+    Raises UsageError if a recipe does not exist or needs more GPUs, or if the set is for another GPU type.
     """
     if accepted:
         return list(_of_set(catalogue, accepted, gpu_type, gpus))
@@ -95,7 +95,7 @@ def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None,
 
 
 def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> ChosenRecipe:
-    """Return the recipe in the available ``dtypes``, or else its default one; raise UsageError if it does not exist."""
+    """Return the recipe in the available ``dtypes``, or else in its default dtype; raise UsageError if none exists."""
     recipes = list(_resolved(catalogue, request, dtypes)) or [resolve(catalogue, request)]
     first = recipes[0]
     return ChosenRecipe(

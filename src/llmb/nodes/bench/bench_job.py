@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of nodes as a job of the scheduler, in a folder of its own in the install root.
+"""Measures nodes in jobs of the scheduler, each of which has a folder in the install root.
 
-The job calls ``python -m llmb.nodes.bench.bench_job RUN_FOLDER EXIT_CODE SIGNAL`` at its end. This saves the
+At its end, a job calls ``python -m llmb.nodes.bench.bench_job RUN_FOLDER EXIT_CODE SIGNAL``, which saves the
 measurements, even if no client waits for the job.
 """
 
@@ -132,7 +132,7 @@ def _end_in(folder: RunFolder, what: str, how: str) -> BenchEnd:
 def run_here(order: TaskOrder, environ: Mapping[str, str]) -> BenchEnd:
     """Measure on the nodes of the scheduler's job in which this process runs.
 
-    Raises RunFailed without a result, UserInterrupt on a signal, and the errors of ``JobOrder.write``.
+    Raises RunFailed if there is no result, UserInterrupt on a signal, and the errors of ``JobOrder.write``.
     """
     folder = stamped_folder(order.parent, order.name)
     order.write(folder)

@@ -28,7 +28,7 @@ def calibrate_with_bench(
     """Return ``usual`` with measured rates. If several files contain a case, the last file counts.
 
     ``types`` are the GPU types that may have been measured. Raises UsageError if a device is not of the type ``gpu``,
-    or the files contain no measurement that predictions use.
+    if the files contain no measurement that predictions use, or if the time of a matrix product is implausible.
     """
     newest = {row.identity: row for file in files for row in file.measurements if row.benchmark in USED}
     title = f"llmb bench on {files[-1].node}"
@@ -48,7 +48,7 @@ def calibrate_with_bench(
 
 
 class _Rates:
-    """Collects the measured rates, memory's first, because the times of products include writing their results."""
+    """The measured rates. Memory's is added first, because the times of products include writing their results."""
 
     def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
         self.rows, self.gpu, self.usual = rows, gpu, chip_rates(usual.rates, gpu.relative_efficiency)
@@ -92,7 +92,7 @@ class _Rates:
         nominal = {each: _flops(each) * filled(sms, each.rows, each.columns) / peak / 1e12 for each in times}
         if too_fast := [each for each, seconds in times.items() if seconds <= 0]:
             shape = f"{too_fast[0].rows} x {too_fast[0].inner} x {too_fast[0].columns}"
-            what = f"a product {shape} took less time than writing its result"
+            what = f"the matrix product {shape} took less time than writing its result to memory"
             raise UsageError(what, do="run 'llmb bench gemm' again")
         mean = sum(times.values()) / sum(nominal.values())
         self.rates[dtype] = mean
@@ -109,7 +109,7 @@ class _Rates:
         return size / self.gpu.memory_bandwidth_tb_s / 1e12 * self.rates["written"]
 
     def _add_attention(self, shapes: set[str]) -> None:
-        """Add the rate of attention, forward and backward, preferably from the plan's shapes."""
+        """Add the rate of attention, forward and backward, preferably for the plan's shapes."""
         rows, slowdown = self._of("attention", "bf16")
         of_shape: dict[str, list[Measurement]] = {}
         for row in rows:

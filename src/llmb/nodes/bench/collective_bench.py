@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures collectives over the ranks of this machine, and formats results as measurements or as nccl-tests does."""
+"""Measures collectives across processes on this machine, and formats results as measurements or as nccl-tests does."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ from llmb.readers.samples.host import Device
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
-"""The default maximum size in bytes, smaller on CPUs, which take minutes for what takes GPUs a second."""
+"""The default maximum size in bytes; smaller for CPUs, which are much slower than GPUs."""
 TABLE = "collectives.txt"
 """Name of the file in a job's folder with the results in the format of nccl-tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
-    """The collectives to measure, with sizes from ``least`` to ``most`` bytes, or to the device's ``MOST_BYTES``."""
+    """The collectives to measure, with sizes from ``least`` to ``most`` bytes, by default to ``MOST_BYTES``."""
 
     collectives: tuple[Collective, ...]
     least: int
@@ -96,7 +96,7 @@ def read_result(folder: Path) -> CollectiveResult:
 def measurement_file(
     job: CollectiveJob, result: CollectiveResult, command: tuple[str, ...], measured_at: str
 ) -> MeasurementFile:
-    """Return the results as a file of measurements of the node of rank 0."""
+    """Convert the results to measurements of rank 0's node."""
     ranks, node = len(result.ranks), result.nodes[0]
     over = f", {len(result.nodes)} nodes" if len(result.nodes) > 1 else ""
     rows = [
@@ -153,7 +153,8 @@ def raise_if_wrong(measured: MeasurementFile) -> None:
     wrong = [row for row in measured.measurements if row.wrong]
     if wrong:
         cases = "; ".join(f"{row.case} of {row.size_bytes:,} bytes ({row.shape}): {row.wrong:,}" for row in wrong)
-        raise RunFailed(f"elements with wrong values: {cases}", do="check the network and NCCL with nccl-tests")
+        do = "check the network; if the backend is nccl, run the same collectives with nccl-tests"
+        raise RunFailed(f"elements with wrong values: {cases}", do=do)
 
 
 _NAMES = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
@@ -162,7 +163,7 @@ _NOT_MEASURED = _FIGURES.format(*["N/A"] * 4)
 
 
 def collective_texts(job: CollectiveJob, result: CollectiveResult, version: str) -> Iterator[str]:
-    """Yield a table in the format of nccl-tests for each measured collective; ``version`` is that of llmb."""
+    """Yield a table in the format of nccl-tests for each measured collective; ``version`` is llmb's."""
     for collective in job.collectives:
         if rows := [row for row in result.rows if row.collective == collective]:
             yield "".join(f"{line}\n" for line in _lines(collective, rows, job, result, version))

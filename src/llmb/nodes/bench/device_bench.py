@@ -35,14 +35,15 @@ from llmb.readers.samples.host import Device, host_name
 from llmb.runs.record import now
 
 PASS_WORDS: dict[TrainingPass, str] = {"forward": "forward", "input_gradient": "dgrad", "weight_gradient": "wgrad"}
-"""Megatron's terms for training passes, which names of cases use."""
+"""Megatron's terms for training passes, used in the names of cases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The matrix products of a weight [n, k] with an input [m, k].
 
-    ``count`` is their number per micro-batch, over the layers of all pipeline stages and the experts of one GPU.
+    ``count`` is the number of these products per micro-batch and training pass, over the layers of all pipeline stages
+    and the experts of one GPU.
     """
 
     name: str
@@ -81,7 +82,7 @@ def weights_of(model: Model, layout: Layout) -> list[Weights]:
 
 
 def passes_of(recipe: Recipe) -> tuple[TrainingPass, ...]:
-    """Return the training passes of a recipe, without gradients of weights that are frozen."""
+    """Return the training passes of a recipe; with LoRA, weights are frozen and have no gradients."""
     return PASSES[:2] if recipe.task == "lora" else PASSES
 
 
@@ -122,7 +123,7 @@ def attention_shapes(recipe: Recipe) -> list[AttentionShape]:
 
 
 def attention_dtype(dtype: Dtype) -> ProductDtype:
-    """Return the dtype of attention in a recipe with ``dtype``: fp32, or else bf16."""
+    """Return the dtype of attention in a recipe with ``dtype``: fp32 for fp32, otherwise bf16."""
     return "fp32" if dtype is Dtype.FP32 else "bf16"
 
 
@@ -143,7 +144,7 @@ def bytes_of(text: str) -> int:
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SQUARE: dict[Device, int] = {"cpu": 1024, "cuda": 8192}
-"""The size of an additional square product, which keeps the whole device busy."""
+"""The number of rows and of columns in an additional, square product, which keeps the whole device busy."""
 COPY_BYTES: dict[Device, tuple[int, ...]] = {
     "cpu": (64 * KIB, MIB, 16 * MIB, 256 * MIB),
     "cuda": (64 * MIB, 512 * MIB, 2 * GIB),
@@ -174,8 +175,8 @@ class TimedCase:
 
 
 def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
-    """Return one GPU's products in a micro-batch, and a square one; with ``sustained_s``, the product with the most
-    FLOPs in a micro-batch is also timed as sustained work."""
+    """Return one GPU's matrix products in a micro-batch, and a square one, in each dtype; with ``sustained_s``, the
+    product with the most FLOPs in a micro-batch is also timed as sustained work."""
     cases: list[TimedCase] = []
     for dtype in dtypes:
         products = [
@@ -211,8 +212,8 @@ def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield attention of each kind of layer, forward and backward; with ``sustained_s``, the first forward pass is also
-    timed as sustained work."""
+    """Yield attention of each kind of layer, forward and backward, in each dtype; with ``sustained_s``, the first
+    kind's forward pass is also timed as sustained work."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
             for direction in ("forward", "backward"):
@@ -331,14 +332,14 @@ DEFAULT_MODEL: dict[Device, tuple[str, str]] = {
     "cuda": ("pretrain_llama3.1", "8b"),
 }
 BURST_S, MOST_REPEATS = 0.25, 200
-"""A burst ends after this number of seconds or repetitions, but has at least the minimum number of repetitions."""
+"""A burst ends after this number of seconds or repetitions, but has at least ``CaseList.least_repeats``."""
 
 SMALLER_SHAPE = "use a smaller shape: pass a smaller --mbs or --seq-len, or a larger --tp"
 SMALLER = {
     **dict.fromkeys(("memory", "transfer"), "pass a smaller --size"),
     "collectives": "pass a smaller --max-size or --ranks",
 }
-"""Advice if memory is exhausted, for sizes that do not come from a recipe."""
+"""Advice by benchmark if memory is exhausted, for sizes that do not come from a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +352,7 @@ class BenchSettings:
 
 
 def device_here(choice: DeviceChoice, machine: Machine) -> Device:
-    """Return the chosen device, by default the GPU if there is one; raise EnvironmentProblem if a GPU is missing."""
+    """Return the chosen device, by default the GPU if there is one; raise EnvironmentProblem if it does not exist."""
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:
@@ -378,7 +379,7 @@ def recipe_of(
     """Return the recipe from which the shapes are taken, by default for this machine's GPU type.
 
     Its dtype is the first of ``dtypes`` that recipes can have, because shapes do not depend on it. Raises UsageError if
-    the model has parts that ``weights_of`` does not support.
+    the recipe does not exist, or its model has parts that ``weights_of`` does not support.
     """
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}
@@ -439,7 +440,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def raise_if_incomplete(measured: MeasurementFile) -> None:
-    """Raise RunFailed if memory was exhausted, with the cases, or if nothing could be measured."""
+    """Raise RunFailed if cases ran out of memory, or if nothing could be measured."""
     memory = [row for row in measured.not_measured if row.out_of_memory]
     if memory:
         raise RunFailed(

@@ -50,10 +50,10 @@ def run_program(
     on_progress: OnProgress,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Run ``program`` in an interpreter with a run's default variables and ``variables``, unless they are already set.
+    """Run Python with the arguments ``program``; set a run's variables and ``variables`` unless they are already set.
 
-    Raises EnvironmentProblem without torch, RunFailed with the current case if the program fails, UserInterrupt on a
-    signal.
+    Raises EnvironmentProblem if torch is missing, RunFailed with the current case if the program fails, UserInterrupt
+    on a signal.
     """
     if find_spec("torch") is None:
         raise EnvironmentProblem("measuring requires torch, which this Python does not have", do=pip_install("engine"))
@@ -65,7 +65,7 @@ def run_program(
             last = BenchProgress.model_validate_json(line)
             on_progress(last)
 
-    # The same variables as for a run's workers, so that figures are comparable with those of runs.
+    # The same variables as for a run's workers, so that measurements are comparable with runs.
     environ = {**shipped_variables(device, os.environ), **variables, **os.environ}
     ended = run_talking(tuple(program), environ, follow, "nothing was saved")
     if ended.code:

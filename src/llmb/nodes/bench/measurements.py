@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of microbenchmarks, which are saved in the install root by node, benchmark and recipe, and their changes.
+"""Saves microbenchmark results in the install root by node, benchmark and recipe, and compares them.
 
-The newest file and the one before it are kept.
+For each of these combinations, the two newest files are kept.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives"
 
 
 class Measurement(Record):
-    """A row of results: one kind of work at one size, measured on a device or over a group of devices."""
+    """A row of results: one kind of work at one size, measured on a device or across a group of devices."""
 
     benchmark: str
     """One of ``BENCHMARKS``."""
@@ -46,7 +46,7 @@ class Measurement(Record):
     ranks: int = 1
     """The number of ranks in the group."""
     time_s: float
-    """Median of the repetitions; for collectives, the mean over repetitions and ranks, as in nccl-tests."""
+    """Median time of the repetitions; for collectives, the mean over repetitions and ranks, as in nccl-tests."""
     repetitions: int
     fastest_s: float | None = None
     slowest_s: float | None = None
@@ -80,7 +80,7 @@ class Measurement(Record):
 
     @property
     def peak_pct(self) -> float | None:
-        """Return the percentage of the peak that was reached; None without a peak."""
+        """Return the percentage of the peak that was reached; None if the peak is unknown."""
         pairs = ((self.tflops, self.peak_tflops), (self.bandwidth_gb_per_s, self.peak_bandwidth_gb_per_s))
         return next((100 * value / peak for value, peak in pairs if value is not None and peak), None)
 
@@ -112,11 +112,11 @@ class MeasurementFile(Record):
     """The time in ISO 8601 format, in UTC."""
     command: tuple[str, ...]
     software: dict[str, str | None]
-    """Versions of llmb, python, torch, cuda, nccl and driver; None if unknown."""
+    """Versions by name, such as ``torch`` and ``driver``; None if unknown."""
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None
-    """Description of the recipe from which the shapes come, with its layout, if any."""
+    """Description of the recipe and layout that determine the shapes, if any."""
 
 
 class PartReport(Record):
@@ -142,12 +142,12 @@ class FigureChange:
 
     @property
     def speed_pct(self) -> float | None:
-        """Return the change of speed in percent, positive if faster; None without a previous measurement."""
+        """Return the change of speed in percent, positive if faster; None if there is no previous measurement."""
         return None if self.previous is None else 100 * (self.previous.time_s / self.latest.time_s - 1)
 
 
 def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[FigureChange]:
-    """Return the newest change of each case, sorted by node and benchmark; in ``files``, the oldest must be first."""
+    """Return the newest change of each case, sorted by node and benchmark; ``files`` must be sorted by time."""
     series: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
     for file in files:
         for row in file.measurements:
@@ -184,7 +184,7 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """Read all saved measurements, or those of ``node``, oldest first; raise UsageError if a file is unreadable."""
+    """Read all saved measurements, or those of ``node``, oldest first; raise UsageError if a file is invalid."""
     files = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
     return sorted(files, key=_moment)
 
@@ -208,7 +208,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
             content = MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))
             _moment(content)
         except ValueError as error:  # includes pydantic's errors
-            do = "remove it, or read it with the version of llmb that wrote it"
+            do = "remove the file, or read it with the version of llmb that wrote it"
             raise UsageError("this is not a file of measurements by llmb bench", where=str(path), do=do) from error
         yield content
 

@@ -38,7 +38,7 @@ from llmb.nodes.bench.protocol import COLLECTIVES_PROGRAM
 from llmb.nodes.bench.slow_gpus import read_parts
 
 SCHEDULE, STEPS = "rounds.txt", "rounds"
-"""Names of a file that the batch script reads, and of the folder into which its steps write, in the job's folder."""
+"""Names, in the job's folder, of the file that the batch script reads and of the folder for the steps' results."""
 LAST_WORDS = 160
 """The maximum number of characters to show of a program's last line."""
 LAUNCHER = "llmb: "
@@ -49,7 +49,7 @@ Places = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Steps of one program that run concurrently; a step without places runs on all nodes that are fit by then."""
+    """Concurrent steps of one program. Each lists the indexes of its nodes, or none to run on all fit nodes."""
 
     name: str
     seconds: float
@@ -112,7 +112,7 @@ def _alone(folder: Path, job: PairJob, run: dict[str, Phase], node: int) -> Node
 
 
 def _pairs(folder: Path, job: PairJob, run: dict[str, Phase]) -> Iterator[PairReading]:
-    """Yield the results of the pairs that were measured; nodes that failed alone are in none."""
+    """Yield the results of measured pairs. Nodes that failed alone are not measured in pairs."""
     for number, one in enumerate(rounds(job.nodes), 1):
         phase = run[f"round-{number}"]
         for pair in one.pairs:
@@ -140,7 +140,6 @@ def _collectives(step: Path, phase: Phase) -> tuple[PairFigures, str | None]:
 
 
 def _problem(step: Path, phase: Phase) -> str | None:
-    """Describe why a step failed; return None if it succeeded."""
     try:
         code = (step / "code").read_text().strip()
     except OSError:
@@ -151,7 +150,7 @@ def _problem(step: Path, phase: Phase) -> str | None:
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a program's output, or of the launcher's if there is no other, truncated."""
+    """Return the last line of a program's output, or else of the launcher's, truncated to ``LAST_WORDS``."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(LAUNCHER)]
     return next(iter((others or lines)[-1:]), "")[:LAST_WORDS]

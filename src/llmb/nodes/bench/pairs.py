@@ -2,7 +2,7 @@
 """Plans measurements of nodes alone, in pairs and as a group, and decides which nodes are unfit. Pure.
 
 A bad pair does not show which of its nodes is bad, but their other pairs do. A node is unfit if its own results are
-bad, or if at least two and more than half of its pairs are bad, without those that a worse node explains.
+bad, or if at least two and more than half of its pairs are bad, not counting pairs with a worse node.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ LEAST_NODES = 3
 PRODUCT_S = 2.0
 MIB = 2**20
 SIZES: Mapping[Device, tuple[int, ...]] = {"cuda": (1024, 32 * MIB, 256 * MIB), "cpu": (1024, MIB // 4, 4 * MIB)}
-"""Message sizes in bytes: the smallest shows latency, the largest bandwidth (half a second per call at 1 GB/s)."""
+"""Message sizes in bytes: the smallest shows latency, the largest bandwidth."""
 
 ALONE_S, PAIR_S, GROUP_S, GROUP_PER_NODE_S = 120.0, 90.0, 90.0, 0.5
 """Time limits in seconds. Starting processes, loading torch and connecting take most of the time."""
@@ -101,7 +101,7 @@ class PairwiseResult(Record):
     limit_s: float
     took_s: float
     group: PairFigures | None = None
-    """The figures of all fit nodes together; None if they were not measured or failed."""
+    """The measurement of all fit nodes as a group; None if it was not made or failed."""
     alone: tuple[NodeReading, ...] = ()
     pairs: tuple[PairReading, ...] = ()
 
@@ -124,8 +124,8 @@ class Round:
 def rounds(nodes: int) -> list[Round]:
     """Return rounds in which every node has at least three partners; with fewer than four nodes, all pairs.
 
-    Neighbors in the list are paired first, then nodes half the list apart, which different switches may connect; these
-    rounds are compared separately. If the number of nodes is odd, each round omits a different node.
+    Neighbors in the list are paired first, then nodes half the list apart, which different switches may connect. If the
+    number of nodes is odd, each round omits a different node.
     """
     order = list(range(nodes))
     if nodes < 4:
@@ -139,7 +139,6 @@ def rounds(nodes: int) -> list[Round]:
 
 
 def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Pair the first node with the second, the third with the fourth, and so on."""
     pairs = (sorted(walk[place : place + 2]) for place in range(0, len(walk) - 1, 2))
     return tuple((first, second) for first, second in pairs)
 
@@ -181,7 +180,7 @@ DATA = Path(__file__).with_name("pairs.yaml")
 HALF_NORMAL = 2.5
 """Standard deviation of a normal distribution, divided by its upper half's median distance from that half's median."""
 MANY = 16
-"""With this number of nodes or more, neighboring and distant pairs are compared separately."""
+"""With at least this number of nodes, neighboring and distant pairs are compared separately."""
 LEAST_PAIRS = 2
 MOST_NOTES = 5
 
@@ -210,7 +209,7 @@ def pair_rule(device: Device) -> PairRule:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of figure: functions that return it as a speed, where higher is better, and that format the speed."""
+    """A kind of measurement: ``speed`` returns it as a speed, where higher is better, and ``text`` formats a speed."""
 
     speed: Callable[[PairFigures], float | None]
     text: Callable[[float], str]
@@ -267,12 +266,12 @@ class Readings:
     alone: Mapping[int, NodeReading]
     pairs: Sequence[PairReading]
     group: tuple[PairFigures, str | None] | None = None
-    """The figures of all fit nodes together, and the problem, if any; None if they were not measured."""
+    """The measurement of all fit nodes as a group, and the problem, if any; None if it was not made."""
 
 
 @dataclass
 class Suspicion:
-    """The evidence against nodes while verdicts are made: ``failed`` by itself, ``slow`` by comparison with others."""
+    """Evidence against nodes, by node index: of failures, and of low speed compared with other nodes."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)
@@ -344,7 +343,7 @@ def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
 
 
 def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
-    """Return the best speed of each node in its pairs, which does not suffer from bad partners."""
+    """Return each node's best speed among its pairs, which bad partners do not affect."""
     best: dict[int, float] = {}
     for pair in pairs:
         speed = None if pair.problem else kind.speed(pair.figures)
@@ -428,7 +427,7 @@ def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Ite
     """Yield notes on the measurement of all fit nodes together, if it failed or was slow."""
     if not group:
         return
-    figures, problem = readings.group or (PairFigures(), "it was not measured")
+    figures, problem = readings.group or (PairFigures(), "the group was not measured")
     if problem:
         yield f"the {len(group)} fit nodes failed together, although each is fine in pairs: {problem}"
         return

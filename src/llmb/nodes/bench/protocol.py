@@ -28,7 +28,8 @@ PASSES: tuple[TrainingPass, ...] = ("forward", "input_gradient", "weight_gradien
 class ProductCase(Record):
     """The matrix product of a layer with inputs [m, k] and weights [n, k], in one of its training passes.
 
-    The result of ``forward`` is [m, n], of ``input_gradient`` [m, k], of ``weight_gradient`` [n, k]; each 2mkn FLOPs.
+    The result of ``forward`` is [m, n], of ``input_gradient`` [m, k], of ``weight_gradient`` [n, k]; each takes 2mkn
+    FLOPs.
     """
 
     kind: Literal["product"] = "product"
@@ -309,7 +310,7 @@ def sent_data(size: Extent, rank: int) -> Piece:
 
 
 def expected_data(collective: Collective, size: Extent, rank: int, ranks: int) -> list[Piece]:
-    """Return the data that a rank has to receive."""
+    """Return the data that a rank must receive."""
     total = sum(map(_weight, range(ranks)))
     match collective:
         case "all_reduce":

@@ -93,7 +93,7 @@ def gpus_job(device: Device, seconds: float) -> CaseList:
 def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
     """Measure on ``ranks`` GPUs of this machine, or with ``ranks`` processes on a CPU.
 
-    Raises EnvironmentProblem without torch, RunFailed if the program fails, UserInterrupt on a signal.
+    Raises EnvironmentProblem if torch is missing, RunFailed if the program fails, UserInterrupt on a signal.
     """
     with job_folder(JOB, job) as folder:
         run_ranks(PROGRAM, folder, ranks, job.device, "GPUs", on_progress)

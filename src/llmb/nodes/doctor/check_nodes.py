@@ -40,7 +40,7 @@ LATE_S = 60.0
 GRACE_S = 120.0
 """Seconds beyond the time limit that the scheduler has to end a job."""
 MOST_REJECTED = 3
-"""The check fails if this number of jobs are rejected before one is accepted."""
+"""The check fails if this many jobs are rejected before one is accepted."""
 LAST_WORDS = 200
 """The maximum number of characters to show of a log's last line."""
 OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])
@@ -86,7 +86,7 @@ class NodesCheck:
     def run(self) -> bool:
         """Submit a job for each usable node and wait for their reports; return False on Ctrl-C.
 
-        Jobs without a report are cancelled at the end. Raises UsageError if the first jobs are all rejected.
+        On Ctrl-C and errors, jobs without a report are cancelled. Raises UsageError if the first jobs are all rejected.
         """
         unusable = {node: state for node, state in self.states.items() if not state.usable}
         self.reports = {node: self._no_jobs(state).report(node) for node, state in unusable.items()}
@@ -240,7 +240,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:
-    """Return the job that checks ``node``, in a partition with this node; raise UsageError if that is impossible."""
+    """Return the job that checks ``node``, in a partition with this node; raise UsageError for invalid options."""
     flags = {name: value for name, value in terms.options.flags.items() if name not in OF_RUNS}
     base = folder.job(node)
     order = TaskOrder(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of checks of nodes."""
+"""Defines the records of node checks."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -60,7 +60,7 @@ class NodeReport(Record):
 
     @property
     def answered(self) -> bool:
-        """Return True if the node answered, so that the checks are its own."""
+        """Return whether the node itself made the checks; False if the report only records that it did not answer."""
         return not any(check.name == ANSWER for check in self.checks)
 
 

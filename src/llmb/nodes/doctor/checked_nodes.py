@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores and compares checks of several nodes, and resolves the list of nodes that jobs should avoid.
 
-Each check has a folder in the install root with a report per node; the newest and the one before it are kept. The list
-of nodes to avoid may refer to a file, or to the unfit nodes of the last check and measurement.
+Each check has a folder in the install root with a report per node; the two newest are kept. The list of nodes to avoid
+may refer to a file, or to the unfit nodes of the last check and measurement.
 """
 
 import contextlib
@@ -117,8 +117,7 @@ class CheckFolder:
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
-    """Create the folder of a check, and remove all complete older ones except the last; raise NotWritable if it cannot
-    be created."""
+    """Create a check's folder, and remove older complete checks except the last; raise NotWritable if that fails."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
@@ -151,7 +150,7 @@ def write_judged(install: Path, judged: JudgedNodes) -> Path:
 
 
 def last_judged(install: Path) -> JudgedNodes | None:
-    """Read the saved verdicts, or return None without any; raise BrokenRecord if damaged, OSError if unreadable."""
+    """Read the saved verdicts; None if there are none. Raises BrokenRecord if damaged, OSError if unreadable."""
     path = install / PAIRWISE
     return read_stored(path, JudgedNodes) if path.exists() else None
 
@@ -176,7 +175,7 @@ def _stamp(path: Path) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The reason for which a node has no report; ``case`` selects the advice."""
+    """The reason why a node has no report; ``case`` selects the advice."""
 
     status: Status
     reason: str
@@ -256,7 +255,7 @@ def _value(report: NodeReport, name: str) -> Value | None:
 
 
 def grouped(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Group nodes by the text of their value; numbers within ``SAME_PCT`` percent of the median are in its group."""
+    """Group nodes by the text of their value; numbers within ``SAME_PCT`` percent of the median form one group."""
     numbers = [value for value in values.values() if isinstance(value, (int, float))]
     usual = median(numbers) if numbers else 0.0
     groups: dict[str, list[str]] = {}
@@ -286,8 +285,8 @@ Say = Callable[[str], None]
 def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
     """Return a list of nodes to avoid, in the cluster's syntax, with ``unfit`` and ``@FILE`` replaced by nodes.
 
-    ``say`` reports the check and the measurement that are used. Raises UsageError if there is no check, or if a check,
-    measurement, file or list cannot be read.
+    ``say`` reports the check and the measurement that are used. Raises UsageError if ``unfit`` is listed, but nodes
+    were neither checked nor measured nor at fault, or if a check, measurement, file or list cannot be read.
     """
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):

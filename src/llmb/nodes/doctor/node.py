@@ -2,7 +2,7 @@
 """Runs all checks of this node, and reads its settings.
 
 ``python -m llmb.nodes.doctor.node FOLDER NODE`` writes the report of this node into the folder of a check of several
-nodes, independently of the others.
+nodes, independently of the other nodes.
 """
 
 import os
@@ -165,7 +165,7 @@ class Node:
         try:
             return read_shared_clock(Path(install.path), f".llmb-clock-{self.name}")
         except OSError as error:
-            return Missing(f"no file can be written: {error.strerror}")
+            return Missing(f"no file can be written to the install root: {error.strerror}")
 
     def _setup(self) -> SchedulerSetup | Silent | Missing:
         try:
@@ -177,8 +177,9 @@ class Node:
 
 
 def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
-    """Check this node, or only save its settings, as the folder's request specifies; raise UsageError, OSError or
-    BrokenRecord if settings or the request are invalid or unreadable."""
+    """Check this node, or only save its settings, as the folder's request specifies, and return the report.
+
+    Raises UsageError, OSError or BrokenRecord if settings or the request are invalid or unreadable."""
     install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
     if request.settings:
         read = settings_here(install, environ)
@@ -207,7 +208,7 @@ def main(path: str, node: str) -> int:
 
 
 def settings_here(install: Path, environ: Mapping[str, str], source: FactSource | None = None) -> NodeSettings:
-    """Return this node's settings, with its GPUs and the jobs' image; raise UsageError if the cluster's are invalid."""
+    """Return this node's settings, GPU limits and job image; raise UsageError if cluster_config.yaml is invalid."""
     source = source or FactSource(environ=environ)
     settings = read_settings(source, environ)
     states, _ = read_states(source, host_name())

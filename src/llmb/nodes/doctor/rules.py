@@ -45,13 +45,13 @@ TITLES: dict[Area, str] = {
     "disk": "file systems",
     "software": "software",
     "clock": "clock",
-    "nodes": "nodes beside each other",
+    "nodes": "comparison of nodes",
 }
 Finding = Check | NotChecked
 
 
 class Thresholds(Record):
-    """The thresholds of a figure; those for ``fail`` take precedence over those for ``warn``."""
+    """The thresholds of a value; those for ``fail`` take precedence over those for ``warn``."""
 
     fail_above: float | None = None
     fail_below: float | None = None
@@ -69,25 +69,25 @@ class Thresholds(Record):
 
 
 class Rule(Record):
-    """A check, or one check for each of several places."""
+    """The rule of a check, which may be made at several places, such as folders."""
 
     name: str
     area: Area
     title: str
     """The display name of the property that is checked."""
     advice: str | None = None
-    """The remedy if it does not pass; None if it always passes."""
+    """The remedy if the check does not pass; None if it always passes."""
     advice_for: dict[str, str] = Field(default_factory=dict)
     """Different advice for particular cases."""
     thresholds: Thresholds = Field(default_factory=Thresholds)
     limits: dict[str, float] = Field(default_factory=dict)
-    """Thresholds by name, if the check has several figures."""
+    """Thresholds by name, if the check has several values."""
     same: bool = False
     """True if the value should be equal on all nodes; numbers may differ by ``SAME_PCT`` percent."""
     kinds: frozenset[str] = frozenset()
     """The kinds of things to which the check applies, such as types of file systems."""
     fails_if: str | None = None
-    """The condition for ``fail``, for display; None if it never fails."""
+    """The condition for ``fail``, for display; None if the check never fails."""
     warns_if: str | None = None
     source: str | None = None
     """The source of the thresholds, if any."""
@@ -101,7 +101,7 @@ class Rule(Record):
         return Check(name=self._name(of), status=status, value=value, advice=advice)
 
     def measured(self, figure: float, value: str, case: str = "", of: str = "") -> Check:
-        """Return the result of comparing a figure with the thresholds; ``value`` is the figure as text."""
+        """Return the result of comparing ``figure`` with the thresholds; ``value`` is its text for display."""
         return self.check(self.thresholds.status(figure), value, case, of)
 
     def skipped(self, reason: str, of: str = "") -> NotChecked:

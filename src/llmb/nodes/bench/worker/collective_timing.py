@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that measures collectives: ``python -m llmb.nodes.bench.worker.collective_timing FOLDER``, once per rank.
 
-``llmb.launch.ranks`` starts it, or a scheduler with the same variables. Rank 0 writes the result, and a line of
-progress per size to stdout.
+It is started by ``llmb.launch.ranks``, or by a scheduler that sets the same variables. Rank 0 writes the result file,
+and prints a line of progress per size.
 """
 
 import os
@@ -47,7 +47,7 @@ GB = 10**9
 BLOCK = 2**22
 """The number of elements to write or compare at a time, to limit the use of memory."""
 USED = 0.8
-"""Fraction of the free memory to use, because the library needs buffers of its own."""
+"""Fraction of the free memory to use; the library needs the rest for its own buffers."""
 PATIENCE = timedelta(minutes=10)
 UNSUPPORTED = ("support", "implement")
 """Words in the error messages of libraries that lack a collective."""
@@ -161,7 +161,6 @@ def wrong(buffer: Tensor, piece: Piece) -> int:
 
 
 def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Yield the values of a piece in blocks, each with its index in the buffer."""
     for start in range(0, piece.count, BLOCK):
         stop = min(start + BLOCK, piece.count)
         numbers = torch.arange(piece.offset + start, piece.offset + stop, device=device)
@@ -169,7 +168,7 @@ def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
 
 
 def most_bytes(device: torch.device) -> int:
-    """Return the maximum size in bytes of an array such that two fit into a rank's share of free memory, if known."""
+    """Return the maximum size in bytes of two arrays in a rank's free memory, or ``sys.maxsize`` if that is unknown."""
     if device.type == "cuda":
         free: int | None = torch.cuda.mem_get_info(device)[0]
     else:

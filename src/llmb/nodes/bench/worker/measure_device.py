@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that times cases on a device: ``python -m llmb.nodes.bench.worker.measure_device JOB_FILE RESULT_FILE``.
 
-It prepares each case, times it, and frees its memory.
+For each case, it allocates the data, times the calls, and frees the memory.
 """
 
 import os
@@ -55,12 +55,12 @@ AT_LEAST_FLUSHED = 2**27
 CHUNK_S = 0.05
 """Calls that take about this number of seconds are timed together, so that the GPU's queue is never empty."""
 LAST_PART = 1 / 3
-"""The fraction of sustained work, at its end, from which the time is taken."""
+"""The last fraction of sustained work, which is timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A call with its data allocated; ``seconds``, if set, measures the time instead of timing ``call``."""
+    """A call with its data allocated; ``seconds``, if set, replaces the timing of ``call`` in a burst."""
 
     call: Call
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
@@ -88,7 +88,7 @@ def timed(prepared: PreparedCall, device: torch.device, job: CaseList, sustained
 
 
 def burst(prepared: PreparedCall, device: torch.device, job: CaseList) -> list[float]:
-    """Return the seconds of each of a few calls."""
+    """Return the seconds of each repetition of a burst."""
     once = prepared.seconds or _timer(prepared, device)
     times: list[float] = []
     while len(times) < job.least_repeats or (len(times) < job.most_repeats and sum(times) < job.enough_s):
@@ -151,7 +151,7 @@ def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[f
 
 
 def last_part(times: list[float], calls: int) -> tuple[list[float], int]:
-    """Return the seconds per call in each chunk of the last part, and the total number of calls in them."""
+    """Return the seconds per call in each chunk of the last part, and the total number of calls in these chunks."""
     whole, passed = sum(times), 0.0
     seconds: list[float] = []
     for chunk in reversed(times):
@@ -181,7 +181,7 @@ def product(case: ProductCase, device: torch.device) -> Call:
 
 
 def _fp8_product(case: ProductCase, device: torch.device) -> Call:
-    """Return a call of the engine's FP8 product with operands cast in advance; only forward, accumulation is fast."""
+    """Return a call of the engine's FP8 product of operands cast before; only ``forward`` uses fast accumulation."""
     m, k, n = case.m, case.k, case.n
     shapes, formats = {
         "forward": (((m, k), (n, k)), (INPUT, WEIGHT)),
@@ -248,7 +248,7 @@ class AttentionChoices:
 
 
 def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, backend: AttentionBackend) -> Call:
-    """Return a call of the case's pass, to make in the backend's context; a backward pass includes no forward pass."""
+    """Return a call for the case's direction, to make in the backend's context; ``backward`` has no forward pass."""
     # Query, key and value as from the projections, and the gradient of the result: [batch, seq, heads, head_dim].
     *heads, gradient = (
         torch.randn(case.batch, case.seq_len, number, case.head_dim, dtype=DTYPES[case.dtype], device=device)
@@ -350,7 +350,7 @@ def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
 
 Work = ProductCase | AttentionCase | CopyCase | TransferCase | LaunchCase
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 6}
-"""Bytes per element; for FP8, including its bf16 source or its fp32 copy for products on a CPU."""
+"""Bytes per element; for FP8, an upper bound that includes the bf16 source or, on a CPU, the fp32 copy."""
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -87,14 +87,14 @@ def mount_of(path: str, mounts: str) -> Mount | None:
 
 
 def _plain(text: str) -> str:
-    """Decode octal escapes, such as of spaces, in names."""
+    """Decode the octal escapes of /proc/mounts."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
 
 
 def disk_checks(
     places: Mapping[str, DiskFacts | Missing], target: TargetFacts, gpu_count: int = 0
 ) -> Iterator[Finding]:
-    """Check the disks; a file system with several of the folders is checked once, for the needs of all."""
+    """Check the disks; a file system with several of the folders is checked once, for the largest of their needs."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
         if isinstance(facts, Missing):
@@ -137,7 +137,7 @@ def _file_system(places: Sequence[str], facts: DiskFacts, target: TargetFacts, g
 def _shared(place: str, mount: Mount | None, target: TargetFacts) -> Finding:
     of = rule("disk_shared")
     if mount is None:
-        return of.skipped("its mount is not in /proc/mounts", of=place)
+        return of.skipped("the mount is not in /proc/mounts", of=place)
     where = f"{mount.kind} from {mount.device}"
     if mount.shared:
         return of.passed(f"shared: {where}", of=place)

@@ -13,13 +13,13 @@ from llmb.nodes.doctor.rules import Finding, indexes, names_of, rule, skipped
 from llmb.runs.environment import GpuState
 
 RECOVERY = "recovery"
-"""Part of the name of the counter of links that failed and were retrained."""
+"""Part of the name of nvidia-smi's counter of links that failed and were retrained."""
 ROUNDING = 0.995
 UNSEEN, NO_ECC = "nvidia-smi does not report it", "the GPUs have no ECC or do not report it"
 COUNT = "gpu_count"
 HARDWARE_LIMITS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 OTHER_LIMITS = ("sw_thermal_slowdown", "sync_boost")
-"""Reasons for lower clocks that are not a fault of the hardware."""
+"""Reasons for lower clocks other than hardware faults."""
 COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -167,7 +167,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
 
 
 def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
-    """Check the fraction of time since boot in which a GPU was throttled, as counted since the driver was loaded."""
+    """Check the GPU that was throttled for the largest fraction of the time since boot."""
     of = rule("gpu_throttled_time")
     counts = [
         (count / 1e6, reason, gpu.index)

@@ -26,7 +26,7 @@ LOOPBACK = ("127.", "::1")
 
 
 class Card(NamedTuple):
-    """A network interface of a device; ``mbit_s`` is None if the driver does not report it, as for one that is down."""
+    """A network interface of a device; ``mbit_s`` is None if unknown, for example if the interface is down."""
 
     name: str
     up: bool

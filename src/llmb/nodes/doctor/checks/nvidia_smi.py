@@ -15,7 +15,7 @@ from llmb.nodes.doctor.facts import FactSource
 from llmb.runs.environment import PROGRAM, QUERIES, NodeGpus, command, parse_states
 
 LIMIT_S = 30.0
-"""Time limit of a query in seconds; without persistence mode, it waits for the driver."""
+"""Time limit of a query in seconds; without persistence mode, a query waits for the driver to load."""
 NVIDIA, DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 """The PCI vendor, and the PCI classes of GPUs with and without a display output."""
 UNKNOWN_FIELD = "not a valid field"
@@ -81,7 +81,7 @@ NOT_REQUESTED = Missing("not requested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """Facts about the GPUs, which are all Missing without a driver or GPUs; ``on_bus`` counts GPUs on the PCI bus."""
+    """Facts about the GPUs. All are Missing if there is no driver or GPU, except ``on_bus``: GPUs on the PCI bus."""
 
     on_bus: int
     states: NodeGpus | Missing
@@ -172,7 +172,7 @@ def _printed(output: Output, parse: Callable[[str], Sequence[object]]) -> Sequen
 
 
 def parse_unwell(text: str) -> tuple[str, ...]:
-    """Find GPUs that do not respond in the output of a query with the index as first field."""
+    """Return the GPUs that do not respond, with the reason, from a query's output that begins with the index."""
     rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
     return tuple(f"{match[1]} (GPU {index})" for index, match in rows if match)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that interpreter, llmb, torch, driver and NCCL are compatible, in a separate process that loads them.
 
-Also checks container runtimes, Enroot's folders, and the scheduler with its state of this node.
+Also checks container runtimes, Enroot's folders, the scheduler, and the scheduler's state of this node.
 """
 
 import os
@@ -104,7 +104,7 @@ def _llmb(facts: SoftwareFacts) -> Finding:
 
 
 def _cuda(facts: SoftwareFacts, gpus: int) -> Finding:
-    """Check that the driver supports torch's CUDA: it supports its own and older major versions."""
+    """Check that the driver supports torch's CUDA; a driver supports its own and older major versions of CUDA."""
     of = rule("software_cuda")
     if facts.cuda is None:
         return of.check("fail", "torch is built without CUDA", "cpu") if gpus else of.skipped("torch is built for CPUs")
@@ -213,7 +213,7 @@ def _enroot(source: FactSource, *, installed: bool) -> Finding:
     if not installed:
         return of.skipped("Enroot is not installed")
     if not folders:
-        return of.skipped("its settings cannot be read without a shell")
+        return of.skipped("Enroot's settings cannot be expanded without a shell")
     disks = {f"{setting} {path}": read_disk(source, path, 0) for setting, path in folders.items()}
     hung = [f"{where}: {disk.reason}" for where, disk in disks.items() if isinstance(disk, Missing)]
     if hung:
@@ -255,7 +255,7 @@ CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi",
 
 
 class Silent(NamedTuple):
-    """The reason for which a scheduler that should respond here does not."""
+    """The reason why a scheduler that should respond here does not."""
 
     reason: str
 
@@ -284,7 +284,7 @@ def _trait(trait: Trait, setup: SchedulerSetup, target: TargetFacts) -> Finding:
     of = rule(f"scheduler_{trait}")
     plugin = setup.traits.get(trait)
     if plugin is None:
-        return of.skipped("its commands do not report it")
+        return of.skipped("the scheduler's commands do not report it")
     if plugin.fit:
         return of.passed(plugin.value)
     if trait == "gpus" and not target.needs_gpus:
