@@ -32,7 +32,7 @@ MOST_DEVICES = 64
 
 
 def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
-    """Return the stored measurement, with the share of the peak in each row."""
+    """Return the measurements as a JSON document, with ``peak_pct`` in each row."""
     document = measured.model_dump(mode="json")
     for row, values in zip(measured.measurements, document["measurements"], strict=True):
         values["peak_pct"] = row.peak_pct
@@ -78,7 +78,7 @@ def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
 
 
 def _notes(rows: Sequence[Measurement]) -> str | None:
-    """Return notes that explain the values, missing shares of the peak, and a busy machine; None without any."""
+    """Return notes that explain the values, unknown peaks, and a busy machine; None if there are none."""
     notes = list(dict.fromkeys(NOTES[row.benchmark] for row in rows if row.benchmark in NOTES))
     notes += dict.fromkeys(f"No share of the peak: {row.peak_reason}." for row in rows if row.peak_reason)
     scatter = max((row.time_s / row.fastest_s for row in rows if row.fastest_s), default=1.0)
@@ -97,13 +97,13 @@ def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
 
 
 def history_document(files: Sequence[MeasurementFile], benchmark: str | None) -> dict[str, Any]:
-    """Return the JSON document: the newest measurement of every case; ``change_pct`` is above 0 if it became faster."""
+    """Return the JSON document with each case's newest measurement; ``change_pct`` is positive if it is faster."""
     names = ("measured_at", "latest", "previous_at", "previous")
     return {"changes": [fields_of(one, *names, "change_pct: speed_pct") for one in changes(files, benchmark)]}
 
 
 def history_tables(files: Sequence[MeasurementFile], benchmark: str | None, folder: Path) -> Iterator[Table]:
-    """Yield a table for each node and benchmark."""
+    """Yield a table for each node and benchmark, or an empty one if there are no measurements."""
     found = changes(files, benchmark)
     if not found:
         what = f"No measurement{f' of {benchmark}' if benchmark else ''} in {folder}"
@@ -135,7 +135,7 @@ def _history_table(found: Sequence[FigureChange], title: str) -> Table:
 
 
 def gpus_tables(parts: Parts, rule: OutlierRule) -> Iterator[Table]:
-    """Yield the devices, or only the slow ones of many; then those that failed, and nodes that reported nothing."""
+    """Yield a table of devices, or only of slow ones if there are many, and one of failed devices and silent nodes."""
     if parts.measured:
         yield _devices(parts, rule)
     if parts.failed or parts.missing_nodes:
@@ -210,7 +210,7 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
 
 
 def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]:
-    """Yield a table with a row per node, the worst first, then the lists and notes."""
+    """Yield a table with a row per node, the worst first, and a table of the fit, unfit and undecided nodes."""
     took = f"{duration(result.took_s)} (expected: {duration(result.expected_s)}, at most {duration(result.limit_s)})"
     fit, unfit = result.names(fit=True), result.names(fit=False)
     shown = [one for one in result.nodes if not one.fit or len(fit) <= MOST_FIT]

@@ -17,7 +17,7 @@ from llmb.runs.conditions import rule_of as condition_rule
 LONGEST_TITLE = 26
 """The maximum width of a check's title, which leaves space for the advice."""
 MOST_NAMES = 5
-"""More names than this number are replaced by ``all``, unless checks of the area were skipped for another reason."""
+"""More names than this are replaced by ``all`` or ``all others`` if all these checks have the same reason."""
 HostList = Callable[[Sequence[str]], str]
 """Names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"
@@ -32,8 +32,8 @@ def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
 
 
 def node_tables(report: NodeReport, *, folded: bool = False) -> Iterator[Table]:
-    """Yield the failed checks and warnings with advice, then the passed and skipped checks, or only numbers of these if
-    ``folded``."""
+    """Yield a table of failed checks and warnings with advice, then tables of passed and skipped checks, or with
+    ``folded`` only their numbers by area in a caption."""
     problems = _problems(report)
     if folded:
         problems.caption = "\n".join(_folded(report))
@@ -111,7 +111,7 @@ def _by_area(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]
 
 
 def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dict[str, Any]:
-    """Return the JSON of ``llmb doctor`` for several nodes: their reports, and lists. Its keys are a contract."""
+    """Return the JSON of ``llmb doctor`` for several nodes, with lists of nodes by result. Its keys are a contract."""
     return {
         **doctor_document(result.reports),
         "started_at": result.started_at,
@@ -123,7 +123,7 @@ def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dic
 
 
 def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Iterator[Table]:
-    """Yield a table with one row per node, the worst first, then the lists; for a single node, all details."""
+    """Yield a table with one row per node, the worst first, or the details of a single node; then the node lists."""
     if len(result.reports) == 1:
         yield from node_tables(result.reports[0])
     else:
@@ -146,7 +146,7 @@ def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Itera
 
 
 def node_lists_table(lists: Mapping[str, Sequence[str]], host_list: HostList, caption: str) -> Table:
-    """Return a table of the nodes of each kind, with their number and names. Only fit and unfit may be empty."""
+    """Return a table with the number and names of nodes of each kind; empty kinds are omitted, except fit and unfit."""
     rows = (
         (name, str(len(nodes)), printable(host_list(nodes)) or "none")
         for name, nodes in lists.items()
@@ -165,7 +165,7 @@ def _wrong(checks: Collection[Check]) -> list[Check]:
 
 
 def _text(checks: Collection[Check], given: set[str]) -> str:
-    """Format the advice on checks that is not yet in ``given``, and add it there."""
+    """Format the values of checks, and the advice that is not yet in ``given``; add it there."""
     lines = []
     for check in checks:
         mark = "" if check.name == ANSWER else f"{title_of(check.name)}: "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes results and steps of runs in the formats of other tools.
 
-Experiment trackers can read the files: those of TensorBoard, and those that the libraries of MLflow and W&B write.
+The libraries of MLflow and W&B write the files for these trackers.
 """
 
 import os
@@ -35,16 +35,16 @@ from llmb.runs.record import read_job_if_whole
 from llmb.runs.steps import Step, read_steps
 
 PROJECT = "llmb"
-"""The experiment of MLflow, and the project of W&B."""
+"""The names of MLflow's experiment and of W&B's project."""
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "WANDB_ERROR_REPORTING": "false"}
 """Environment variables that disable the telemetry of both libraries, and MLflow's informational messages."""
 MLFLOW_STATUSES = {"success": "FINISHED", "cancelled": "KILLED"}
 METRICS_AT_ONCE = 1000
-"""MLflow's limit for one call."""
+"""MLflow's limit on the number of metrics in one call."""
 
 
 def write_mlflow(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """Write a database for ``mlflow ui``. Metrics of the result have one value, those of steps a series."""
+    """Write a database for ``mlflow ui``. A metric of the result has one value, a metric of steps one for each step."""
     os.environ.update(QUIET)
     from mlflow.tracking import MlflowClient
 
@@ -103,7 +103,7 @@ def _wandb_path(folder: Path, run: ExportedRun) -> Path:
 
 
 def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
-    """Return the file that the library writes for a run. Its logs next to it contain names of this machine."""
+    """Return the file that the library writes for a run. Logs next to the file contain names of this machine."""
     import wandb
 
     settings = wandb.Settings(
@@ -135,7 +135,7 @@ def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
 
 
 def _settings(run: ExportedRun) -> dict[str, Scalar]:
-    """Return the settings that repeats have in common."""
+    """Return the settings that a run shares with its repeats, by name."""
     configuration = identity_of(run.run.record).configuration
     return {name: value for name, value in configuration.items() if value is not None}
 
@@ -219,10 +219,10 @@ def exported_run(folder: RunFolder) -> ExportedRun:
 
 
 def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) -> list[Path]:
-    """Write the runs of these folders below ``output``; existing files are replaced.
+    """Write the runs in ``folders`` below ``output``, replacing existing files; return the paths of the files.
 
-    Runs are read one after the other, once for each file. Raise EnvironmentProblem if a library is not installed, or
-    if writing fails.
+    Runs are read one after the other, once for each file. Raise EnvironmentProblem if a library is not installed or
+    writing fails, and the errors of ``exported_run``.
     """
     wanted = {name: FORMS[form].extra for form in formats for name in FORMS[form].libraries}
     if missing := {name: extra for name, extra in wanted.items() if find_spec(name) is None}:

@@ -27,7 +27,7 @@ Scalar = str | int | float | bool
 _RECIPE, _RECORD, _RESULT = "run.plan.recipe.", "run.record.", "run.result."
 _TIMES = f"{_RESULT}step_time_s."
 ROWS_AT_ONCE = 100_000
-"""Number of rows of a Parquet file in memory, which form a row group."""
+"""Number of rows in a row group of a Parquet file, which are in memory at the same time."""
 PREFIX = "llmb_"
 LABELS = ("run", "label", "campaign", "workload", "size", "dtype", "gpu_type", "scale")
 """Labels of every metric."""
@@ -69,7 +69,7 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
 
 
 def _columns(kind: type[Scalar], record: str, *names: str) -> list[Column[Any]]:
-    """Return columns for the record's values, named as in ``texts``; the name includes the unit."""
+    """Return columns for values of the record at the path ``record``, named as in ``texts``, including units."""
     return [replace(column, value=f"{record}{column.value}") for column in texts(*names, kind=kind)]
 
 
@@ -104,11 +104,11 @@ RESULTS: tuple[Column[ExportedRun], ...] = (
     *_columns(float, _RESULT, "peak_memory_gib", "compute_time_mean_s: pretended.compute_time_s.mean"),
     *_columns(float, _RESULT, "rank_peak_memory_gib: pretended.peak_memory_gib"),
 )
-"""The exported columns of a run; values as in ``llmb result --json``, settings as in its record."""
+"""The exported columns of a run, with values as in ``llmb result --json``, and settings as in the run's record."""
 
 
 def _of_step(kind: type, prefix: str = "") -> Iterator[Column[StepRow]]:
-    """Yield the fields of a step, and those of its nested records, prefixed with the record's name."""
+    """Yield a column for each field of a step or of its nested records, prefixed with the nested record's name."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         hint = hints[field.name]
@@ -163,7 +163,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas
 
 
 def write_jsonl(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row]) -> None:
-    """Write JSON lines. As in ``metrics.jsonl``, a non-finite number is null, and ``not_finite`` has its text."""
+    """Write JSON lines. As in ``metrics.jsonl``, a non-finite number is null, and ``not_finite`` contains its text."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows_of(columns, rows):
             numbers = ((name, value) for name, value in row.items() if isinstance(value, float))
@@ -214,6 +214,6 @@ def _labels(row: Mapping[str, Scalar | None], names: Sequence[str]) -> str:
 
 
 def _number(value: Scalar) -> str:
-    """Format in full precision; non-finite values as both formats write them."""
+    """Format a number in full precision, and non-finite ones as both formats require."""
     number = float(value)
     return repr(number) if math.isfinite(number) else {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}[str(number)]

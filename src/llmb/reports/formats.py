@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # every command can print, and few have a use for records
     from llmb.runs.steps import Step
 
 LONGEST_VALUE = 60
-"""Limit of characters: lists of nodes and GPUs can be long."""
+"""Maximum number of characters of a value, because lists of nodes and GPUs can be long."""
 _COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
@@ -28,17 +28,17 @@ def cell(value: float | None) -> str:
 
 
 def whole(value: int | None) -> str:
-    """Format with thousands separators; empty if unknown."""
+    """Format an integer with thousands separators; empty if unknown."""
     return "" if value is None else f"{value:,}"
 
 
 def formatted(form: str, unknown: str = "") -> Callable[[float | None], str]:
-    """Return a function that formats a number as ``form`` does, such as ``{:.1f}``."""
+    """Return a function that formats a number with ``form``, such as ``{:.1f}``, and None as ``unknown``."""
     return lambda value: unknown if value is None else form.format(value)
 
 
 def number(value: float | None) -> str:
-    """Format with four significant digits, from 1,000 as an integer; 'n/a' if unknown."""
+    """Format a number with four significant digits, or as an integer if it is 1,000 or more; 'n/a' if unknown."""
     if value is None:
         return "n/a"
     if abs(value) >= 1000:
@@ -51,9 +51,7 @@ def unknown(reason: str) -> str:
 
 
 def interval_of(interval: tuple[float, float] | None) -> str:
-    """Format the confidence interval of a value that is never negative. An interval that includes 0 is not shown: it
-    comes from very few or very different steps.
-    """
+    """Format the confidence interval of a positive value; one that includes 0 is from too few steps to be shown."""
     if interval is None:
         return number(None)
     low, high = interval
@@ -61,7 +59,7 @@ def interval_of(interval: tuple[float, float] | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format in the two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
+    """Format a duration in its two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -72,7 +70,7 @@ def duration(seconds: float) -> str:
 
 
 def shortened(value: str | float | bool | None) -> str:
-    """Format a value in at most ``LONGEST_VALUE`` characters; git commits have 12 digits."""
+    """Format a value in at most ``LONGEST_VALUE`` characters, with git commits shortened to 12 digits."""
     text = _COMMIT.sub(r"\1", printable(value_text(value)))
     return crop(text, LONGEST_VALUE)
 
@@ -85,21 +83,21 @@ def crop(text: str, most: int) -> str:
 Value = TypeVar("Value")
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN_BLOCKS = str.maketrans(BLOCKS, "12345678")
-"""Digits for the heights, for output without block characters."""
+"""Digits that replace the blocks in output that cannot show them."""
 MOST_CELLS = 32
 CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
-"""Minimum of the full height as a fraction of the step time, so that ordinary noise looks small."""
+"""The minimum range of the vertical axis, as a fraction of its lower end, so that ordinary noise looks small."""
 LEAST = 3
-"""The minimum number of values of a series."""
+"""The minimum number of values to draw."""
 NOT_FINITE = "?"
 
 
 def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[float] = ()) -> str:
-    """Return ``values`` as a line of blocks; if there are more than ``cells``, each cell shows its longest value.
+    """Return ``values`` as a line of blocks; if there are more than ``cells``, each cell shows its largest value.
 
     Heights range from the smallest to the largest value of ``scale``, by default of the second half of ``values``,
-    which excludes the warm-up; values beyond are clipped. Return an empty string for fewer than ``LEAST`` values.
+    which excludes the warm-up; values beyond are clipped. Returns an empty string if there are too few values.
     """
     scaled = [value for value in scale or values[len(values) // 2 :] if math.isfinite(value)]
     if not scaled or (len(values) < LEAST and not scale):
@@ -111,7 +109,7 @@ def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[
 
 
 def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOST_CELLS) -> str:
-    """Return the step times of a run as a line, scaled to its window, which is in brackets; empty without a step."""
+    """Return a run's step times as a line, scaled to its window, which is in brackets; without it, as ``sparkline``."""
     groups: list[list[float]] = [[], [], []]
     for step in steps:
         groups[0 if step.step < window.first else 1 if step.step <= window.last else 2].append(step.step_time_s)
@@ -161,7 +159,7 @@ def _parts(values: Sequence[Value], cells: int) -> Iterator[Sequence[Value]]:
 
 
 def _longest(values: Sequence[float]) -> float | None:
-    """Return the longest value; None if one is not finite."""
+    """Return the largest value; None if one is not finite."""
     return max(values) if all(map(math.isfinite, values)) else None
 
 

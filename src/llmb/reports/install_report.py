@@ -102,8 +102,8 @@ def settings_document(found: SettingsInEffect) -> dict[str, Any]:
 def checked_document(
     checkout: Path | None, found: Sequence[CheckedFile], folder: Path | None, own: Sequence[UserFile]
 ) -> dict[str, Any]:
-    """Return the JSON of ``llmb config check``; its keys are a contract. Values
-    of a checkout that is not checked, and of a user's catalogue that does not exist, are null."""
+    """Return the JSON of ``llmb config check``; its keys are a contract. Without a checkout, values about it are null;
+    without a user's catalogue, ``catalogue`` is null."""
     return {
         "path": checkout,
         "as_released": all(item.state == "as released" for item in found) if found else None,
@@ -114,7 +114,7 @@ def checked_document(
 
 
 def user_files_table(folder: Path, own: Sequence[UserFile]) -> Table:
-    """Return a table of the files in a user's catalogue, with their problems."""
+    """Return a table of the files in a user's catalogue, with the number of problems in each."""
     states = (f"{len(one.problems)} {'problem' if len(one.problems) == 1 else 'problems'}" for one in own)
     rows = [(one.file, state if one.problems else "valid") for one, state in zip(own, states, strict=True)]
     return rows_table(f"Your catalogue, {folder}", ("file", "state"), rows)
@@ -127,7 +127,7 @@ def checked_table(found: Sequence[CheckedFile]) -> Table:
         *texts("file", "state"),
         Column("what differs", "differs", "; ".join),
     ]
-    return table_of(f"Reference suite, beside {found[0].script.tag}", found, columns)
+    return table_of(f"Reference suite, compared with {found[0].script.tag}", found, columns)
 
 
 def settings_tables(found: SettingsInEffect, *, defaults: bool) -> Iterator[Table]:

@@ -25,10 +25,10 @@ from llmb.runs.steps import StepNews
 from llmb.verdict.judgement import headline
 
 LONGEST_REASON = 100
-"""The maximum length of a reason in a row; ``llmb jobs show`` prints all of it."""
+"""The maximum number of characters of a reason in a row; ``llmb jobs show`` prints the whole reason."""
 MOST_DRAWN = 200
 RUN_CELLS = 12
-"""Width of the line of step times in a row."""
+"""The number of characters of a row's line of step times."""
 # States that add nothing to the status of the run.
 _IMPLIED = {
     "queued": "PENDING",
@@ -40,7 +40,8 @@ _IMPLIED = {
 
 
 def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[str, Any]:
-    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` ignores the limit."""
+    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` includes jobs beyond
+    the limit."""
     return {key: [job.document() for job in jobs], "total": total}
 
 
@@ -75,7 +76,7 @@ def _scale(job: Job) -> str:
 
 
 def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequence[float]]) -> Table:
-    """Return a table of runs. ``step_times`` reads a run's, which is too slow for more than ``MOST_DRAWN`` runs."""
+    """Return a table of runs. Step times, which ``step_times`` reads, are shown for at most ``MOST_DRAWN`` runs."""
     times = step_times if len(runs) <= MOST_DRAWN else lambda _: ()
     columns: list[Column[Job]] = [
         *texts("id", wrap=False),
@@ -159,7 +160,7 @@ def local_time(time_s: float) -> str:
 
 
 def short_time(time_s: float) -> str:
-    """Format for a table: without the year if it is the current one, otherwise without the time of day."""
+    """Format a time for a table: without the year if that is the current one, otherwise without the time of day."""
     at = datetime.fromtimestamp(time_s)
     return at.strftime("%m-%d %H:%M" if at.year == datetime.now().year else "%Y-%m-%d")
 
@@ -198,7 +199,7 @@ def submit_text(jobs: Sequence[Job]) -> str:
 
 
 def flags_text(flags: Mapping[str, str | None]) -> str:
-    """Format the resources of a job on one line, before it is queued."""
+    """Format the resources that a job requests, in one line."""
     shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation")
     return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))
 
@@ -208,7 +209,7 @@ _SHOWN = (
     "choices.profiling",
     "options.flags.time",
 )
-"""Settings that are shown in other columns."""
+"""Prefixes of the settings that other columns show."""
 
 
 def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
@@ -308,7 +309,7 @@ def pace_warning(comparison: PaceComparison) -> str:
 
 
 def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the JSON of ``llmb watch``; its keys are a contract. ``result`` is that of a run that has ended."""
+    """Return the JSON of ``llmb watch``; its keys are a contract. ``result`` is None until the run has ended."""
     speed = left = None
     if seen.remaining_s is not None:
         ends_at = _utc(seen.at_s + seen.remaining_s)

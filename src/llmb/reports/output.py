@@ -43,7 +43,7 @@ def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
 
 
 def json_text(value: Any) -> str:  # noqa: ANN401 (any JSON value, or a record)
-    """Format as JSON with an indent of 2. Raise ValueError for a non-finite number or a value that is not JSON."""
+    """Format a value as indented JSON. Raise ValueError for a value that JSON cannot represent, such as NaN."""
     try:
         text = to_json(value, indent=2, ensure_ascii=True, inf_nan_mode="constants").decode()
     except PydanticSerializationError:  # also for text with half a surrogate pair, which JSON can express
@@ -106,7 +106,7 @@ def _write(text: str, *, is_safe: bool = False) -> None:
 
 
 def log_writer() -> Callable[[bytes], None]:
-    """Return a writer for the bytes of a log: unchanged, or on a terminal as text with control characters escaped."""
+    """Return a function that writes bytes of a log, on a terminal as text with escaped control characters."""
     if not sys.stdout.isatty():
 
         def write(block: bytes) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsed logs with their names, their groups, and how recipes scale: as tables, as CSV and as JSON. Pure."""
+"""Parsed logs, groups of repeats, and the scaling of recipes, as tables, CSV and JSON. Pure."""
 
 import os
 import re
@@ -24,13 +24,13 @@ if TYPE_CHECKING:  # they load the catalogue, which few logs need
     from llmb.verdict.parsed_scaling import RunGroup, Scaling, ScalingRow
 
 CONVENTIONS = ("published", "full", "logged", "causal")
-"""Conventions for counting FLOPs; the first one that is known is used if only one MFU is printed."""
+"""Conventions for counting FLOPs; if only one MFU is printed, the first convention with a known value is used."""
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 _OF_SINGLE_STEPS = ("median", "min", "max")
 MOST_NOTES = 8
-"""The maximum number of notes below the table; in the wide table every run has its note."""
+"""The maximum number of notes below the table; the wide table has a column of notes instead."""
 STEP_CELLS = 12
-"""Width of the line of step times in a row."""
+"""The number of characters of a row's line of step times."""
 _REASON_WIDTH = 44
 _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
@@ -117,7 +117,7 @@ COLUMNS: Sequence[Column[AnalyzedRun]] = (
     *texts("tokens_per_s_per_gpu", "figures", "label"),
     Column("path", lambda run: text_of(run.log_path)),
 )
-"""Values of a run: all of them, in this order, in CSV; some, under the same names, in tables and JSON."""
+"""The columns of a run in CSV. Tables and JSON documents contain some of the same values."""
 VALUES = {column.header: column.of for column in COLUMNS}
 
 
@@ -162,7 +162,7 @@ def text_of(name: object) -> str:
 
 
 def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
-    """Return a table of runs with step times, and one of other runs with reasons. The last caption has counts."""
+    """Return a table of runs with step times, and one of other runs with reasons. The last caption counts statuses."""
     measured = [run for run in report.runs if run.outcome.step_time_s]
     others = [run for run in report.runs if not run.outcome.step_time_s and (wide or not _is_hidden(run))]
     tables = [_measured_table(report, measured, wide=wide)] if measured else []
@@ -221,7 +221,7 @@ def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[Anal
 _STEPS = Column[AnalyzedRun](
     "[window]", lambda run: sparkline(run.outcome.step_times_s, STEP_CELLS), wrap=False, optional=True, drop=1
 )
-"""A line of the step times of the window."""
+"""A sparkline of the step times in the window."""
 
 
 def _wide_columns(report: ParseReport) -> list[Column[AnalyzedRun]]:
@@ -273,7 +273,7 @@ def _anomaly_notes(found: Anomalies) -> Iterator[str]:
 
 
 def _is_hidden(run: AnalyzedRun) -> bool:
-    """Return whether to hide a file, such as the output of a batch script, which almost every log has next to it."""
+    """Return whether to hide a file, such as the output of a batch script, which is next to almost every log."""
     return run.outcome.status == "not_training_log"
 
 
@@ -321,7 +321,7 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
 
 
 def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the name"] | None:
-    """Return the source of the release, which may be the form of a file name; None without a release."""
+    """Return the source of the release, which may be the form of a file name; None if there is no release."""
     if run.release is None:
         return None
     if run.recipe and run.recipe.release:
@@ -330,7 +330,7 @@ def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the 
 
 
 def _median_mfu(group: "RunGroup") -> float | None:
-    """Return the MFU, if known, of the run with the median mean, or with the next one above."""
+    """Return the MFU of the run with the median mean step time (of two, the larger one); None if unknown."""
     by_mean = sorted(group.runs, key=lambda run: VALUES["time_mean_seconds"](run) or 0.0)
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 

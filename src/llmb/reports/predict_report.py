@@ -85,7 +85,7 @@ def _rank_document(memory: RankMemory) -> dict[str, Any]:
 
 
 def fits_text(use: MemoryUse) -> str:
-    """Return a sentence about whether the fullest rank fits."""
+    """Return a sentence about whether the fullest rank fits into memory."""
     fullest = use.fullest
     about = "about " if use.method == "estimate" else ""
     tensors = f"{about}{number(fullest.peak_bytes / GIB)} GiB for tensors"
@@ -126,9 +126,9 @@ TRILLION = 1e12
 SIZES = (*PARALLEL, "mbs", "gbs", "seq_len", "first_stage_layers", "last_stage_layers")
 SIGNED = "{:+.3f}".format
 BAR = 24
-"""Characters of the longest bar."""
+"""Length of the longest bar in characters."""
 LEAST = 0.001
-"""The smallest share of a step with its own line."""
+"""The smallest fraction of a step that has its own row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class RunPrediction(Shown):
     curve: Curve | None = None
     goodput: Goodput | None = None
     imbalance: float | None = None
-    """Rows of experts on the fullest rank, relative to the mean; None if all ranks compute the same number."""
+    """Rows that the experts of the fullest rank compute, relative to the mean; None if all ranks compute the same."""
     what_if: Sequence[Scenario] = ()
     tokens: float = TRILLION
     """Number of tokens of the whole training."""
@@ -304,7 +304,7 @@ def _layout_text(plan: EnginePlan) -> str:
 
 
 def waterfall(title: str, terms: Mapping[str, float], caption: str = "") -> Table:
-    """Return a table of the time of a predicted step by cause."""
+    """Return a table of a predicted step's time, broken down by cause."""
     seconds = sum(terms.values())
     rows = sorted(((name, each) for name, each in terms.items() if each >= LEAST * seconds), key=lambda row: -row[1])
     if len(rows) < len(terms):
@@ -339,7 +339,7 @@ def rows_csv(rows: Iterable[PredictedRow]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan(Shown):
-    """Layouts that fit, the best first, and the recipe's own, which may not fit. ``price`` is that of a GPU hour;
+    """Layouts that fit, the best first, and the recipe's own, which may not fit. ``price`` is per GPU hour, and
     ``tokens`` is the number of tokens of the whole training."""
 
     goal: Goal
@@ -415,7 +415,7 @@ class LayoutPlan(Shown):
         return next(each for each in (*self.layouts, self.own) if isinstance(each, Candidate)).prediction
 
     def cost(self, one: Candidate) -> float:
-        """Return the objective of the search, which is minimized."""
+        """Return the objective of the search, which is minimized: seconds, or GPU seconds, per step."""
         return one.prediction.seconds * (one.plan.recipe.layout.gpus if self.goal == "token" else 1)
 
     @property
@@ -427,7 +427,7 @@ class LayoutPlan(Shown):
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """Return the first layout, and those with predictions that exceed its own by at most its error."""
+        """Return the first layout, and those with a cost that exceeds the first's by at most the prediction's error."""
         most = 1 + self.first.error_pct / 100
         return tuple(one for one in self.layouts if self.cost(one) <= most * self.cost(self.layouts[0]))
 

@@ -19,7 +19,7 @@ PARTS = re.compile(r"on \d+ x \S+|\S+")
 
 
 def varied_names(plans: Sequence[Plan]) -> list[str]:
-    """Return for each plan its differences from others with the same title, such as ``mbs 2``; empty without any.
+    """Return each plan's differences from others with the same title, such as ``mbs 2``; empty if there are none.
 
     Values that follow from the title, such as the sharding for a number of GPUs, are not listed.
     """

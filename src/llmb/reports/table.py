@@ -49,7 +49,7 @@ def getter(path: str) -> Callable[[Any], Any]:
 
 
 def fields_of(record: object, *names: str) -> dict[str, Any]:
-    """Return values of a record for a document, each named by its path, or by the text before a colon."""
+    """Return values of a record for a document, each named by the end of its path, or by the text before a colon."""
     return {name: getter(path)(record) for name, path in _named(names)}
 
 
@@ -65,7 +65,7 @@ _NOTHING = {"", number(None)}
 
 @dataclass(slots=True)
 class Column(Generic[Row]):
-    """A column that shows ``value`` of each row, which may be a path, formatted by ``form``.
+    """A column that shows each row's ``value`` (a path or a function), formatted by ``form``.
 
     Columns of numbers are right-aligned. On a narrow terminal, columns with ``wrap`` are wrapped between words.
     """
@@ -149,7 +149,7 @@ def rows_table(
     right: Sequence[str] = (),
     caption: str | Iterable[str] = (),
 ) -> Table:
-    """Return a table of rows that may be shorter than its headers; ``right`` names the columns of numbers."""
+    """Return a table of rows, which may be shorter than ``headers``; ``right`` are the headers of number columns."""
     table = Table(title, [Column(name, right=name in right) for name in headers], caption=_caption(caption))
     for row in rows:
         table.add_row(*row)
@@ -162,12 +162,12 @@ def facts_table(title: str, facts: Iterable[tuple[str, object]]) -> Table:
 
 
 def texts(*names: str, form: Callable[[Any], str] = as_text, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
-    """Return the columns of text, each with its value's path as its header, or with the text before a colon."""
+    """Return columns of text; each header is the end of the value's path, or the text before a colon."""
     return [Column(header, path, form, **options) for header, path in _named(names)]
 
 
 def numbers(*names: str, form: Callable[[Any], str] = number, **options: Any) -> list[Column[Any]]:  # noqa: ANN401
-    """Return the columns of numbers, named like those of text."""
+    """Return columns of numbers, with headers as in ``texts``."""
     return texts(*names, form=form, right=True, **options)
 
 
@@ -327,7 +327,7 @@ def _colored(text: Text) -> Text:
 
 
 def fitting_widths(table: Table, width: int, *, is_whole: bool = False) -> list[int] | None:
-    """Return widths that break no word (no cell if ``is_whole``), except in a last text column; None if too narrow."""
+    """Return widths that break no word (no cell if ``is_whole``), except in a last text column; None if impossible."""
     columns = table.columns
     texts = list(zip_longest((column.header for column in columns), *table.rows, fillvalue=""))
     shown = [[printable_lines(text) for text in cells] for cells in texts]

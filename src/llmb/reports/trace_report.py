@@ -24,7 +24,7 @@ MIB = 2**20
 def nccl_document(
     summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
-    """Return the JSON document; ``log`` is null without calls, and ``network`` if no line reports it."""
+    """Return the JSON document; ``log`` is null if there are no calls, and ``network`` if no line reports it."""
     return {"network": network, "log": summary, "tests": tests}
 
 
@@ -268,7 +268,7 @@ def _names_table(title: str, rank: RankTrace, names: Iterable[NameTime], caption
 
 
 def trace_picture(summary: TraceSummary) -> str:
-    """Draw one bar per step and rank on a common scale, with a thin bar below for hidden communication."""
+    """Draw one bar per step and rank on a common scale as SVG, with a thin bar below for hidden communication."""
     rows = [(printable(rank.label), step) for rank in summary.ranks for step in rank.steps]
     parts = shown_parts(step for _, step in rows)
     longest = max(step.duration_s for _, step in rows)

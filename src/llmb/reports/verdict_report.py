@@ -70,7 +70,7 @@ def judge_document(
 def verdict_tables(
     judged: Sequence[Judged], explanations: Sequence[Explanation | None] = (), *, verbose: bool = True
 ) -> Iterator[Table]:
-    """Yield a summary of several verdicts, then each verdict; of several, only if ``verbose`` or explained."""
+    """Yield a table per verdict; for several verdicts, a summary first, and the rest if ``verbose`` or explained."""
     if len(judged) > 1:
         yield summary_table(judged, verbose=verbose)
     for one, explanation in zip_longest(judged, explanations) if verbose or explanations or len(judged) == 1 else ():
@@ -118,7 +118,7 @@ def verdict_table(judged: Judged) -> Table:
 
 
 def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
-    """Return a table with one row per recipe, the worst first. Unless ``verbose``, its caption has the reasons."""
+    """Return a table with one row per recipe, the worst first; unless ``verbose``, the caption explains bad verdicts."""
     by_recipe: dict[str, list[Judged]] = {}
     for one in sorted(judged, key=lambda one: WORST.index(one.verdict.verdict)):
         by_recipe.setdefault(one.title, []).append(one)
@@ -194,7 +194,7 @@ def acceptance_table(acceptance: AcceptanceSet, judged: Sequence[Judged]) -> Tab
 
 
 def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
-    """Return one line per reason, which names only one of its runs: there may be dozens."""
+    """Return one line per reason, with only one of its runs, because there may be dozens."""
     groups = by_reason(left_out).items()
     several = "{} runs, such as {}"
     return [f"left out: {runs[0] if len(runs) == 1 else several.format(len(runs), runs[0])}: {w}" for w, runs in groups]
@@ -252,11 +252,11 @@ CSV_COLUMNS = (
 )
 MOST_DIGITS = 4
 MOST_RUNS = 6
-"""Number of runs that a table names; the JSON document names all."""
+"""The maximum number of runs to list in a table row; the JSON document lists all."""
 
 
 def compare_tables(comparison: Comparison) -> list[Table]:
-    """Return tables of the rows, the differences, the recipes on one side only, and the skipped runs."""
+    """Return tables of the compared recipes, the differences, the recipes on one side only, and the skipped runs."""
     columns: list[Column[Row]] = [
         # A recipe may be wrapped, so that a row fits into 80 columns.
         *texts("recipe", label=False),
@@ -293,7 +293,7 @@ def _unmatched_text(one: Unmatched) -> str:
 
 
 def _answer(comparison: Comparison) -> str:
-    """Return a title: the verdict with the only recipe's change, or with the number of recipes that have it."""
+    """Return a title: the verdict with the only recipe's change, or with the number of recipes with this verdict."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     varied = f"{before}, varying {', '.join(comparison.vary)}"
     if len(rows) != 1 or rows[0].delta_pct is None:
@@ -362,7 +362,7 @@ def _row_notes(row: Row) -> Iterator[str]:
 
 
 def _differences_table(differences: Sequence[Difference]) -> Table:
-    """Return a table of the differences between known values. Its caption lists values that only one side has."""
+    """Return a table of the differences between known values. The caption lists values that only one side has."""
     columns = [*texts("key"), *texts("before", "after", form=shortened)]
     both = [one for one in differences if one.before is not None and one.after is not None]
     single = []
@@ -385,5 +385,5 @@ def compare_markdown(comparison: Comparison) -> str:
 
 
 def compare_csv(comparison: Comparison) -> str:
-    """Format a header and one line per row; an unknown value is an empty field."""
+    """Format the comparison as CSV, with one line per row; an unknown value is an empty field."""
     return csv_text(texts(*CSV_COLUMNS), comparison.rows)

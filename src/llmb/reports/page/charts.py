@@ -33,7 +33,7 @@ STYLE = Path(__file__).with_name("templates") / "plots.mplstyle"
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A plot drawn on request, deterministically. Raises EnvironmentProblem without matplotlib."""
+    """A plot. Its methods draw it deterministically, and raise EnvironmentProblem if matplotlib is not installed."""
 
     name: str
     """A name that is unique on a page, because the names inside the SVG derive from it."""
@@ -100,7 +100,7 @@ def standalone(svg: str) -> str:
 
 
 ANY_PAPER = "#d55f00"
-"""The color of images, which a page cannot replace: visible on light and dark."""
+"""The color of images, which is visible on light and dark backgrounds, because a page cannot replace it."""
 MOST_POINTS = 1000
 """Maximum number of points; of longer series, the smallest and the largest value of each bin are drawn."""
 ABOVE: Mapping[str, Any] = {
@@ -135,7 +135,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series; its points are in order of x."""
+    """A series of points, sorted by x."""
 
     label: str
     color: str
@@ -152,7 +152,7 @@ class Estimate:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Reduce to at most ``MOST_POINTS`` points: the smallest and the largest value of each bin, in order."""
+    """Reduce a series to at most ``MOST_POINTS`` points: the smallest and the largest value of each bin, in order."""
     if len(points) <= MOST_POINTS:
         return points
     bins = MOST_POINTS // 2
@@ -176,8 +176,8 @@ def series_chart(
     beside: Mapping[str, float] = MappingProxyType({}),
     doubling: bool = False,
 ) -> Drawing:
-    """Plot lines over steps or time. ``axes`` are the titles of x and y; ``window`` is shaded, ``level`` is a dashed
-    line, and each of ``beside`` a line in its own style.
+    """Plot lines over steps or time. ``axes`` are the titles of x and y; ``window`` is shaded, ``level`` is drawn as a
+    dashed line, and each value in ``beside`` as a line in its own style.
 
     With ``doubling``, the x axis is logarithmic, with a tick at each point.
     """
@@ -222,7 +222,8 @@ def _coordinates(points: Sequence[tuple[float, float]]) -> tuple[list[float], li
 def history_chart(
     name: str, estimates: Sequence[Estimate], colors: Sequence[str], changes: Sequence[str], levels: Sequence["Level"]
 ) -> Drawing:
-    """Plot values and intervals from left to right; ``changes`` are dotted lines, and several levels are solid ones.
+    """Plot values and intervals from left to right, with a dotted line per change, and a solid line per level if there
+    are several.
 
     The last value is labeled, and up to ``MOST_LABELS`` - 1 earlier ones at equal distances.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contents of a page: for each recipe its verdict, its runs, and the figures and tables of one of them."""
+"""The contents of a page: for each recipe its verdict, its runs, and plots and tables of one run."""
 
 import re
 import shlex
@@ -35,7 +35,7 @@ from llmb.verdict.judge_run import LEAST_EARLIER, Judged, is_pretended
 from llmb.verdict.judgement import TOO_MANY_RUNS, headline
 
 MOST_DIFFERING = 3
-"""The maximum number of keys that distinguish the titles of recipes with the same name."""
+"""The maximum number of settings that are added to titles to distinguish recipes of the same name."""
 SYMBOLS: Mapping[VerdictName, str] = {
     "pass": "✓",
     "improved": "▲",
@@ -49,7 +49,7 @@ SYMBOLS: Mapping[VerdictName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One recipe: runs that are repeats of each other, their verdict, and the figures and tables of one of them."""
+    """One recipe: its repeated runs, their verdict, and plots and tables of the run ``shown``."""
 
     anchor: str
     title: str
@@ -64,7 +64,7 @@ class Section:
     advice: tuple[str, ...]
     """The commands that help with the verdict; empty if none is needed."""
     missing: tuple[tuple[str, str], ...]
-    """Missing figures, each with the reason."""
+    """Missing plots, each with the reason."""
 
     @property
     def verdict(self) -> VerdictName:
@@ -79,7 +79,7 @@ class Section:
         return headline(self.judged.verdict)
 
     def at_pace(self, value: float | None) -> float | None:
-        """Scale a rate of the displayed run to the step time of the verdict; None if one is unknown."""
+        """Scale a rate of the displayed run to the step time of the verdict; None if any of the values is unknown."""
         own, compared_s = self.shown.step_time_s, self.judged.compared_s
         return value * own.mean / compared_s if value and own and compared_s else None
 
@@ -94,7 +94,7 @@ HEAD: tuple[Column[Section], ...] = (
     Column("tokens/s per GPU", lambda section: section.at_pace(section.shown.tokens_per_s_per_gpu), number),
     Column("MFU %", lambda section: section.at_pace(one_mfu(section.shown)[0]), number),
 )
-"""The first table of a page, in every format."""
+"""The columns of the first table of a page, in every format."""
 WIDEST = 3.0
 """The part of an interval farther from 0 than this many times the largest change or tolerance is not drawn."""
 
@@ -105,7 +105,7 @@ class Contents:
 
     title: str
     selected: str
-    """The selection, such as a path; the title has its name."""
+    """The selection of runs, such as a path, of which ``title`` contains only the name."""
     sections: tuple[Section, ...]
     runs: Table
     failed: tuple[tuple[AnalyzedRun, str, str], ...]
@@ -126,7 +126,7 @@ class Contents:
 
     @property
     def span_pct(self) -> float:
-        """Return the range around 0 in which the changes of all recipes are plotted."""
+        """Return the limit, in percent, of the range around 0 in which the changes of all recipes are plotted."""
         verdicts = [section.judged.verdict for section in self.sections]
         sizes = [abs(value) for one in verdicts for value in (one.delta_pct, one.tolerance_pct) if value is not None]
         ends = [abs(end) for one in verdicts for end in one.ci95_pct or ()]
@@ -201,7 +201,7 @@ def _section(
 
 
 def _with_rates(run: AnalyzedRun) -> AnalyzedRun:
-    """Return the run of a log with the throughput and MFU that the catalogue's recipe implies."""
+    """Return a log's run with the throughput and MFU that the catalogue's recipe implies; other runs unchanged."""
     return with_catalogue_figures([run], Catalogue())[0] if run.log and run.record is None else run
 
 
@@ -268,7 +268,7 @@ def _values_table(title: str, values: Mapping[str, Value]) -> Table:
 
 
 def runs_table(runs: Sequence[AnalyzedRun]) -> Table:
-    """Return a table with one row per run, in order of time."""
+    """Return a table with one row per run."""
     columns: list[Column[AnalyzedRun]] = [
         *texts("run: id"),
         Column("started", lambda run: local_time(run.started_s) if run.started_s else "unknown"),

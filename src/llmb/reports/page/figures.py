@@ -70,14 +70,14 @@ class Figure:
 
 
 def first_rows(title: str, rows: Sequence[Any], columns: Sequence[Column[Any]]) -> Table:
-    """Return a table of the rows that fit on a page, with a note if there are more."""
+    """Return a table of at most ``MOST_POINTS`` rows, with a note if there are more."""
     caption = f"the first {MOST_POINTS:,} of {len(rows):,}; llmb export has all" if len(rows) > MOST_POINTS else ""
     return table_of(title, rows[:MOST_POINTS], columns, caption=caption)
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Values from one source; None if the source does not report one."""
+    """Values of a recipe from one source; None for a value that the source does not report."""
 
     name: str
     """The source's name, which determines the mark."""
@@ -103,7 +103,7 @@ def figures_beside(run: AnalyzedRun) -> list[Beside]:
 
 
 FARTHEST = 0.25
-"""The largest relative distance from the mean at which another step time is drawn with the steps."""
+"""The largest relative distance from the mean at which a published or predicted step time is drawn with the steps."""
 Found = tuple[list[Figure], list[tuple[str, str]]]
 StepsOf = tuple[AnalyzedRun, Sequence[Step]]
 
@@ -155,7 +155,7 @@ def _lines(
 
 
 def step_times_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figure | Missing:
-    """Plot each step, with the window, its mean, and marks on special steps; Missing without step times."""
+    """Plot step times, with the window, its mean, and marks on special steps; return Missing if there are none."""
     run, steps = of_run
     times, other_times = _step_times(*of_run), _step_times(*of_other) if of_other else []
     if not times:
@@ -240,7 +240,7 @@ def loss_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figu
 
 
 def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
-    """Plot the parts of a profiled step, in percent of the step; Missing without a breakdown."""
+    """Plot the parts of a profiled step, in percent of the step; return Missing if there is no breakdown."""
     if run.record is None or run.record.plan.profile is None:
         return Missing("the run was not profiled: llmb run --profile")
     try:
@@ -259,9 +259,9 @@ def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
 
 
 MOST_ROWS, MOST_COLUMNS = 64, 240
-"""The size of the map: rows of two pixels are still visible."""
+"""Maximum numbers of rows and columns in the map of ranks; rows of two pixels are still visible."""
 MOST_LISTED = 100
-"""Number of ranks in the table, the slowest first."""
+"""Maximum number of ranks in the table, the slowest first."""
 STANDS_OUT_PCT = 1.0
 
 
@@ -334,7 +334,7 @@ def _ranks(lines: Sequence[RankTimes], beyond: Sequence[Sequence[float]]) -> lis
 
 
 def _groups(count: int, most: int) -> list[range]:
-    """Split ``count`` places into at most ``most`` groups of consecutive places, as evenly as possible."""
+    """Split ``count`` places into at most ``most`` groups of consecutive places; the last group may be smaller."""
     size = math.ceil(count / most)
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
@@ -364,7 +364,7 @@ FEWEST = 2
 
 
 def scaling_figures(runs: Sequence[AnalyzedRun]) -> Iterator[Figure]:
-    """Yield one plot per recipe measured at several scales; ``runs`` are one per configuration."""
+    """Yield one plot per recipe measured at several scales; ``runs`` contains one run per configuration."""
     recipes: dict[tuple[str, str, str, str, str], dict[int, AnalyzedRun]] = {}
     for run in runs:
         if run.recipe and run.record and _tokens_per_gpu(run) is not None and run.record.plan.profile is None:
@@ -460,7 +460,7 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence
 
 
 def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estimate]:
-    """Return the estimates with distinct labels, without intervals that include 0, which show too little."""
+    """Return the estimates with distinct labels; intervals that include 0 are omitted, because they show too little."""
     times = [short_time(run.started_s) if run.started_s else run.id for run, _ in measured]
     labels = times if len({*times}) == len(times) else [run.id for run, _ in measured]
     return [

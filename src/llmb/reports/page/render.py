@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders the contents of a page as one self-contained HTML file, PDF or Markdown, without private names."""
+"""Renders the contents of a page as a self-contained HTML file, PDF or Markdown, by default without private names."""
 
 import os
 import re
@@ -27,17 +27,17 @@ from llmb.runs.source_version import source_version
 
 TEMPLATES = "templates"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
-"""Programs with the options of Chromium."""
+"""Browsers that accept Chromium's options."""
 LIMIT_S = 120.0
 OFFLINE = (
     *("--headless", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-"""Options for no window and no network."""
+"""Options that disable windows and network access."""
 
 
 def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
-    """Render the page; ``shown`` makes a string displayable. Raise EnvironmentProblem if a library is missing."""
+    """Render the page; ``shown`` is applied to every string. Raise EnvironmentProblem if a library is missing."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
@@ -75,11 +75,11 @@ def page_pdf(html: str) -> bytes:
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     do = "pass --format html, and print the page from a browser"
     if browser is None:
-        raise EnvironmentProblem(f"no browser that can print pages is installed: {', '.join(BROWSERS)}", do=do)
+        raise EnvironmentProblem(f"none of the browsers that can print is installed: {', '.join(BROWSERS)}", do=do)
     with scratch_folder("llmb-page-") as folder:
         page, printed = folder / "page.html", folder / "page.pdf"
         page.write_text(html, encoding="utf-8")
-        # Run as root, a browser has no sandbox. All text of others in the page is escaped, and it requests nothing.
+        # A browser that runs as root has no sandbox. The page's text is escaped, and the page requests nothing.
         sandbox = ("--no-sandbox",) if os.geteuid() == 0 else ()
         options = (*OFFLINE, *sandbox, f"--user-data-dir={folder}/profile", "--no-pdf-header-footer")
         said = ask_program([browser, *options, f"--print-to-pdf={printed}", page.as_uri()], LIMIT_S)
@@ -89,7 +89,8 @@ def page_pdf(html: str) -> bytes:
 
 
 def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown: Callable[[str], str]) -> bytes:
-    """Return a plot as an image. ``name`` may lack the parts behind a hyphen if it is unique; else raise UsageError."""
+    """Return a plot as an image. ``name`` may end at a hyphen of the plot's name; raise UsageError if it is ambiguous
+    or unknown, EnvironmentProblem if matplotlib is not installed."""
     figures = contents.figures
     found = [name] if name in figures else [one for one in figures if one.startswith(f"{name}-")]
     if len(found) != 1:
@@ -107,7 +108,7 @@ def _file(name: str) -> str:
 
 
 def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
-    """Format for a pull request or a chat: the verdicts as a table, and each recipe's results, collapsed."""
+    """Format a page for a pull request or a chat: the verdicts as a table, and each recipe's results, collapsed."""
     parts = [f"{one.symbol} **{markdown_text(one.title)}**: {markdown_text(one.headline)}" for one in contents.sections]
     text = "\n\n".join(["\n".join(f"- {part}" for part in parts), markdown_table(contents.head).rstrip()])
     text += "".join(
@@ -128,7 +129,7 @@ NO_HOST = ("localhost",)
 
 
 def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]:
-    """Return a function that formats a string as a page shows it without ``--full``."""
+    """Return a function that hides secrets, and names of hosts, users and folders, as in a page without ``--full``."""
     hosts = dict.fromkeys(name for run in runs for name in _hosts(run) if name)
     hosts |= dict.fromkeys((socket.gethostname(), socket.getfqdn()))
     named = {name: f"host-{number}" for number, name in enumerate((h for h in hosts if h not in NO_HOST), start=1)}
