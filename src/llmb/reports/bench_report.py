@@ -166,8 +166,8 @@ def _devices(parts: Parts, rule: OutlierRule) -> Table:
         f"{rule.sigmas:g} robust standard deviations below the median of devices of the same name."
     )
     if len(parts.measured) < rule.least_devices:
-        why = "with two, there is no way to tell which one is"
-        caption = f"No device is called slow with fewer than {rule.least_devices}: {why}."
+        why = "of two, either may be the slow one"
+        caption = f"Slow devices are not identified among fewer than {rule.least_devices}: {why}."
     return table_of(title, shown, columns, caption=caption)
 
 
@@ -182,7 +182,7 @@ def advice(parts: Parts) -> str | None:
 WORDS = {True: "fit", False: "UNFIT", None: "undecided"}
 ORDER = (False, None, True)
 MOST_FIT = 16
-"""Number of fit nodes above which they are only in the list below."""
+"""If more nodes than this are fit, they are only in the table of node lists."""
 
 
 def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _wandb_path(folder: Path, run: ExportedRun) -> Path:
 
 
 def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
-    """Return the file that the library writes for a run. Logs next to the file contain names of this machine."""
+    """Return the file that the library writes for a run; its logs are not exported, because they name this machine."""
     import wandb
 
     settings = wandb.Settings(

@@ -51,7 +51,7 @@ def unknown(reason: str) -> str:
 
 
 def interval_of(interval: tuple[float, float] | None) -> str:
-    """Format the confidence interval of a positive value; one that includes 0 is from too few steps to be shown."""
+    """Format the confidence interval of a positive value; an interval that includes 0 is not shown."""
     if interval is None:
         return number(None)
     low, high = interval
@@ -109,7 +109,7 @@ def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[
 
 
 def window_sparkline(steps: Sequence["Step"], window: "Window", cells: int = MOST_CELLS) -> str:
-    """Return a run's step times as a line, scaled to its window, which is in brackets; without it, as ``sparkline``."""
+    """Return a run's step times as a line, scaled to the window, which is in brackets if it contains steps."""
     groups: list[list[float]] = [[], [], []]
     for step in steps:
         groups[0 if step.step < window.first else 1 if step.step <= window.last else 2].append(step.step_time_s)

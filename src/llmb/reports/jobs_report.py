@@ -28,7 +28,7 @@ LONGEST_REASON = 100
 """The maximum number of characters of a reason in a row; ``llmb jobs show`` prints the whole reason."""
 MOST_DRAWN = 200
 RUN_CELLS = 12
-"""The number of characters of a row's line of step times."""
+"""Width of a row's sparkline of step times in characters."""
 # States that add nothing to the status of the run.
 _IMPLIED = {
     "queued": "PENDING",

@@ -30,7 +30,7 @@ _OF_SINGLE_STEPS = ("median", "min", "max")
 MOST_NOTES = 8
 """The maximum number of notes below the table; the wide table has a column of notes instead."""
 STEP_CELLS = 12
-"""The number of characters of a row's line of step times."""
+"""Width of a row's sparkline of step times in characters."""
 _REASON_WIDTH = 44
 _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
@@ -330,7 +330,7 @@ def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the 
 
 
 def _median_mfu(group: "RunGroup") -> float | None:
-    """Return the MFU of the run with the median mean step time (of two, the larger one); None if unknown."""
+    """Return the MFU of the run with the median or upper median of the mean step times; None if unknown."""
     by_mean = sorted(group.runs, key=lambda run: VALUES["time_mean_seconds"](run) or 0.0)
     return one_mfu(by_mean[len(by_mean) // 2])[0]
 

@@ -290,7 +290,7 @@ def _memory_row(memory: MemoryUse | Missing) -> tuple[str, str, str]:
 
 
 def _case_text(prediction: Prediction) -> str:
-    """Return the software of a prediction, and the case of its interval."""
+    """Describe the predicted software, and the published steps from which the interval was derived."""
     case = next(iter(prediction.errors.values()))
     basis = "assumed" if case.rows is None else f"of {case.rows} published steps"
     return f"{prediction.calibration.software}; interval {basis}: {case.text}"

@@ -42,7 +42,7 @@ FIGURES = (
 
 
 def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[str, Any]:
-    """Return the JSON form of a recipe; its keys are a contract."""
+    """Return the JSON document of a recipe; its keys are a contract."""
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
     return {

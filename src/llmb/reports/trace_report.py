@@ -207,7 +207,7 @@ def trace_tables(summary: TraceSummary) -> Iterator[Table]:
 
 
 def shown_parts(steps: Iterable[StepBreakdown]) -> dict[str, str]:
-    """Return the names of the parts of ``steps`` to show: all but rare ones that are 0."""
+    """Return the names of the parts of ``steps`` to show: all, except rare ones that are 0 in every step."""
     whole = list(steps)
     return {
         part: name

@@ -70,7 +70,7 @@ def judge_document(
 def verdict_tables(
     judged: Sequence[Judged], explanations: Sequence[Explanation | None] = (), *, verbose: bool = True
 ) -> Iterator[Table]:
-    """Yield a table per verdict; for several verdicts, a summary first, and the rest if ``verbose`` or explained."""
+    """Yield a table per verdict. For several verdicts, yield a summary, and the tables if ``verbose`` or explained."""
     if len(judged) > 1:
         yield summary_table(judged, verbose=verbose)
     for one, explanation in zip_longest(judged, explanations) if verbose or explanations or len(judged) == 1 else ():
@@ -118,7 +118,7 @@ def verdict_table(judged: Judged) -> Table:
 
 
 def summary_table(judged: Sequence[Judged], *, verbose: bool) -> Table:
-    """Return a table with one row per recipe, the worst first; unless ``verbose``, the caption explains bad verdicts."""
+    """Return a table with one row per recipe, the worst first. Unless ``verbose``, a caption explains bad verdicts."""
     by_recipe: dict[str, list[Judged]] = {}
     for one in sorted(judged, key=lambda one: WORST.index(one.verdict.verdict)):
         by_recipe.setdefault(one.title, []).append(one)

@@ -201,7 +201,7 @@ def _section(
 
 
 def _with_rates(run: AnalyzedRun) -> AnalyzedRun:
-    """Return a log's run with the throughput and MFU that the catalogue's recipe implies; other runs unchanged."""
+    """Return a log's run with the throughput and MFU that the catalogue's recipe implies; other runs are unchanged."""
     return with_catalogue_figures([run], Catalogue())[0] if run.log and run.record is None else run
 
 

@@ -89,8 +89,8 @@ def page_pdf(html: str) -> bytes:
 
 
 def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown: Callable[[str], str]) -> bytes:
-    """Return a plot as an image. ``name`` may end at a hyphen of the plot's name; raise UsageError if it is ambiguous
-    or unknown, EnvironmentProblem if matplotlib is not installed."""
+    """Return a plot as an image. ``name`` may be the unambiguous beginning of a plot's name, up to a hyphen. Raise
+    UsageError for any other name, EnvironmentProblem if matplotlib is not installed."""
     figures = contents.figures
     found = [name] if name in figures else [one for one in figures if one.startswith(f"{name}-")]
     if len(found) != 1:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates a root of installation: environment, images, folders, preparations. It can be repeated and resumed."""
+"""Installs llmb: environment, images, folders and preparations. An installation can be repeated and resumed."""

@@ -75,13 +75,16 @@ class Answers(Record):
     ] = None
     python: Annotated[
         str | None,
-        _software(help="Python for the environment, or the existing one. Default: the one running this command."),
+        _software(
+            help="Python that creates the environment (for uv and conda, also a version), or the existing one. "
+            "Default: the one running this command."
+        ),
     ] = None
     torch: Annotated[
         str | None,
         _software(
             help="Build of PyTorch: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for that of "
-            "this Python."
+            "--python."
         ),
     ] = None
     torch_version: Annotated[str | None, _software(help="Version of PyTorch, such as 2.11.0. Default: >=2.11.")] = None
@@ -123,7 +126,7 @@ class Answers(Record):
         return value.lower() if isinstance(value, str) else value
 
     def above(self, below: "Answers") -> "Answers":
-        """Complete these answers with those of ``below``; workloads, releases and variables are merged."""
+        """Return these answers, completed with those of ``below``; workloads, releases and variables are merged."""
         mine = self.model_dump(exclude_none=True)
         both = {**below.model_dump(exclude_none=True), **mine}
         for name in LISTED:

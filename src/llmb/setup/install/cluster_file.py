@@ -41,8 +41,8 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
             return read_file(path, answers_schema(), foreign=True)
         answers = _headless_answers(path, data, say)
         say(
-            f"{path} is a headless file of the reference suite's installer; 'llmb install --record FILE' writes its "
-            "answers"
+            f"{path} is a headless file of the reference suite's installer; 'llmb install --record FILE' saves its "
+            "answers in llmb's format"
         )
         return answers_schema().model_validate(answers)
     except ValidationError as error:
@@ -61,7 +61,7 @@ def write_answers(path: Path, answers: Answers) -> None:
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """Convert ``data`` of the headless file ``path`` to answers, by name; raise UsageError for unsupported keys."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
-        raise UsageError(f"the file has old keys: {', '.join(old)}", where=str(path), do="rename them")
+        raise UsageError(f"the file has old keys: {', '.join(old)}", where=str(path), do="rename these keys")
     slurm = data.get("slurm") or {}
     if not isinstance(slurm, dict):
         raise UsageError("slurm must be a mapping", where=str(path))
@@ -96,7 +96,7 @@ HEAD = """\
 # All keys: the page "Files, JSON and exit codes" of llmb's documentation.
 """
 COMMENTS = {
-    "gpu_type": "if a command names none",
+    "gpu_type": "for commands without --gpu-type",
     "python": "on the nodes; it has llmb and torch",
     "fabric": "network between nodes; see the catalogue's fabrics",
     "environment": "variables of every job; no secrets",
@@ -126,7 +126,7 @@ def settings(
 
 
 def answers_in(root: Path) -> Answers:
-    """Return the answers in the cluster_config.yaml in ``root``, if it exists. Raise UsageError if it is invalid."""
+    """Return the answers in cluster_config.yaml, if it exists in ``root``. Raise UsageError if the file is invalid."""
     if not (root / CLUSTER_CONFIG).exists():
         return answers_schema()()
     config = read_cluster_config(root, cluster_schema())
@@ -207,7 +207,7 @@ def check_settings(journal: Journal, section: Section) -> None:
 
 
 def user_changes(journal: Journal, section: Section) -> list[str]:
-    """Describe the user's changes to the file that was written."""
+    """Describe the user's changes to the file since the installer wrote it."""
     if not journal.entry(CLUSTER_CONFIG) or journal.is_unchanged(CLUSTER_CONFIG):
         return []
     return changes(journal.root, section) if (journal.root / CLUSTER_CONFIG).exists() else []
@@ -216,7 +216,7 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
     """Write the file, or complete one that the installer did not write; return a description of the change.
 
-    Raise UsageError if such a file has different settings, except with ``keep``, which never changes it.
+    With ``keep``, such a file is not changed. Otherwise, raise UsageError if its settings differ from ``section``.
     """
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):

@@ -98,8 +98,8 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image unless it exists. Raise UsageError for an invalid source or runtime, EnvironmentProblem if the
-    import is not possible or fails, UserInterrupt on a signal."""
+    """Import an image unless its file exists, or always with ``force``. Raise UsageError for an invalid source or
+    runtime, EnvironmentProblem if the import is not possible or fails, UserInterrupt on a signal."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()
@@ -131,7 +131,7 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
     """Raise EnvironmentProblem if the tool is missing or cannot import for the nodes' architecture."""
     program, here = PROGRAMS[request.runtime], platform.machine()
     again = shlex.join([request.source, "--runtime", request.runtime, "--folder", str(request.folder.absolute())])
-    do = f"import it on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
+    do = f"import the image on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
     if shutil.which(program) is None:
         raise EnvironmentProblem(f"there is no {program} on this machine", do=do)
     bound = request.runtime == "apptainer" or (isinstance(source, RegistryImage) and source.of_daemon)
@@ -141,7 +141,7 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
 
 
 def import_command(source: RegistryImage | Path, target: Path, request: ImageRequest) -> list[str]:
-    """Return the command that creates ``target``, which does not exist."""
+    """Return the command that creates ``target``, which must not exist."""
     if request.runtime == "apptainer":
         origin = source.for_apptainer if isinstance(source, RegistryImage) else f"docker-archive:{source}"
         return ["apptainer", "build", str(target), origin]

@@ -31,8 +31,8 @@ class InstalledItem(Record):
     path: str
     """Relative to the root."""
     kind: Literal["folder", "file", "tree", "image"]
-    """Determines how it is removed: a folder only if it is empty, a tree with its content, a file only if it is
-    unchanged, and an image with the leftovers of imports."""
+    """Determines the removal: of a folder only if it is empty, of a tree with its content, of a file only if it is
+    unchanged, and of an image with the leftovers of imports."""
     sha256: tuple[str, ...] = ()
     """Checksums of all contents that were written to the file, the latest one last."""
 
@@ -63,8 +63,8 @@ def state_path(root: Path) -> Path:
 
 
 def read_state(root: Path) -> InstallState | None:
-    """Return the state, None if nothing was installed. Raise UsageError if it cannot be read, or belongs to a user who
-    is neither this one nor the owner of the root."""
+    """Return the state, or None if nothing was installed. Raise UsageError if the file cannot be read, or belongs to a
+    user who is neither this one nor the owner of the root."""
     path = state_path(root)
     check_links(path)
     check_owner(path, root)
@@ -75,12 +75,12 @@ def read_state(root: Path) -> InstallState | None:
     except (OSError, NotADirectoryError) as error:
         raise UsageError(f"the state of the installation cannot be read: {error.strerror}", where=str(path)) from error
     except ValidationError as error:
-        do = "if it is damaged, or from another version of llmb, move it away, and run 'llmb install' again"
+        do = "if the file is damaged, or from another version of llmb, move it away, and run 'llmb install' again"
         raise UsageError("this is not the state of an installation", where=str(path), do=do) from error
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically, and overwrite leftovers of a killed installer: only one writes below a root.
+    """Replace ``path`` atomically, and overwrite leftovers of a killed installer; two never write below the same root.
 
     Raise EnvironmentProblem if the file cannot be written.
     """
@@ -163,7 +163,7 @@ class Journal:
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
     """Yield the locked journal of ``root``; create both if they do not exist.
 
-    Raise EnvironmentProblem if another installer is running, or if nothing can be written.
+    Raise EnvironmentProblem if another installer is running, or if a file cannot be written.
     """
     _begin(root, answers)
     with locked_journal(root) as journal:
@@ -172,7 +172,8 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
-    """Yield the locked journal of an existing installation. Raise UsageError if there is none."""
+    """Yield the locked journal of an existing installation. Raise UsageError if there is none, EnvironmentProblem if
+    another installer is running or has just removed it."""
     if not state_path(root).exists():
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
@@ -217,8 +218,8 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove the items, the last first. Return the removed paths, and those that are kept because they were changed.
-    Raise UsageError for a path that is not below the root."""
+    """Remove the items, the last first. Return the removed paths, and those that are kept because they were changed or
+    are not empty. Raise UsageError for a path that is not below the root."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path
@@ -254,5 +255,5 @@ def _digest_of(path: Path) -> str | None:
 
 
 def partial_of(path: Path) -> Path:
-    """Return the name for an incomplete file or folder."""
+    """Return the path of a file or folder until it is complete."""
     return path.with_name(f".{path.name}.installing")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an installation: the form of its steps, preparation of data and checkpoints, and removal."""
+"""Defines the steps of an installation, prepares data and checkpoints, and removes an installation."""
 
 import json
 import os
@@ -41,8 +41,8 @@ IMAGES = "images"
 PREPARED_HOW = ("here", "job")
 
 ImportImage = Callable[[str, Path, str, str | None], Path]
-"""Imports an image, from its name, the folder for its file, the runtime and the nodes' architecture; returns the
-complete file."""
+"""Imports an image, given its name, the folder for its file, the runtime and the nodes' architecture; returns the path
+of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str
 
 
 def seq_len_of(catalogue: Catalogue, answers: Answers, workload: str, size: str) -> int:
-    """Return the sequence length of the GPU type's layout, to which data are packed."""
+    """Return the sequence length of the GPU type's layout, to which data is packed."""
     return resolve(catalogue, Request(workload=workload, size=size, gpu_type=answers.gpu_type)).layout.seq_len
 
 
@@ -81,7 +81,7 @@ def hub_repositories(catalogue: Catalogue, answers: Answers) -> tuple[NeededRepo
 
 
 def check_hub(repositories: Sequence[NeededRepository]) -> str:
-    """Describe the access to the repositories. Raise EnvironmentProblem if one cannot be read."""
+    """Describe the access to the repositories. Raise EnvironmentProblem if the user may not read one of them."""
     if not can_check():
         return f"not checked: this needs {pip_install('prepare')}"
     access = check_access(repositories)
@@ -182,9 +182,10 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 
 
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
-    """Remove everything in the journal; with ``results`` also results, prepared data and the history.
+    """Remove everything in the journal that is unchanged; with ``results`` also results, prepared data and history.
 
-    The next call completes a killed removal. Raise UsageError if jobs are live, EnvironmentProblem if removal fails.
+    The next call completes a killed removal. Raise UsageError if nothing was installed or if jobs are queued or
+    running, EnvironmentProblem if removal fails.
     """
     with locked_journal(root) as journal:
         _check_no_live_jobs(root, say)

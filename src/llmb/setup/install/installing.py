@@ -56,7 +56,7 @@ DOWNLOADED = 2
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outcome of a step; ``kept`` means that it was already done."""
+    """The outcome of a step: ``done`` now, ``kept`` if it was done before, or ``open`` if it is only planned."""
 
     name: str
     state: Literal["done", "kept", "open"]
@@ -175,7 +175,7 @@ def free_text(root: Path) -> str:
 
 
 def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: bool) -> Iterator[tuple[str, str]]:
-    """Yield the purpose and the text of each next command. jobs: True if preparations run in the background."""
+    """Yield the purpose and the text of each next command; ``jobs`` is True if preparations run in the background."""
     llmb = _llmb(python_of(answers, root))
     yield "in this shell, and in the next ones", f"export LLMB_INSTALL={shlex.quote(str(root))}"
     if jobs:
@@ -261,7 +261,7 @@ def _image(what: Installation) -> Iterator[InstallStep]:
 
 
 def _registry_image(what: Installation) -> str | None:
-    """Return the image's name in a registry; None without an image, or if it is a file."""
+    """Return the image's name in a registry; None if there is no image, or if it is a file."""
     image = what.answers.image
     return image if image and not Path(image).exists() else None
 
@@ -299,7 +299,7 @@ def _scripts(what: Installation) -> InstallStep:
 
 
 def launch_script(workload: str, root: Path, python: Path) -> str:
-    """Return a two-line script that acts like ``llmb launch`` from any folder."""
+    """Return a two-line script that runs ``llmb launch`` for the workload from any folder."""
     words = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "launch", workload]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

@@ -46,7 +46,7 @@ class TorchBuild(Record):
     index: str | None
     """The address of the package index; None for the default index of pip and uv."""
     least_driver: int | None
-    """The oldest driver that supports the build; None if it needs no GPU."""
+    """Major version of the oldest driver that supports the build; None if the build needs no driver."""
 
 
 class TorchBuilds(Record):
@@ -75,12 +75,13 @@ class Surroundings:
     programs: frozenset[str] = frozenset()
     """The members of ``PROGRAMS`` that exist on this machine."""
     root: str | None = None
-    """The root of installation in the environment variables."""
+    """The install root according to the environment variables, if any."""
     offers: dict[str, Offer] = field(default_factory=dict)
     """The offers of the schedulers that were queried, by name."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Query a scheduler once. Raise InfrastructureError if it does not respond, EnvironmentProblem if missing."""
+        """Query a scheduler once. Raise InfrastructureError if it does not respond, EnvironmentProblem if it is not
+        installed."""
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]
@@ -192,7 +193,7 @@ def matches(answers: Answers, root: Path) -> bool:
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
-    """Recreate the environment from scratch; describe its content. Raise EnvironmentProblem if a program fails."""
+    """Create the environment again, and return its content as text. Raise EnvironmentProblem if a program fails."""
     record = record_of(answers)
     folder = journal.tree(FOLDER)
     for command in commands(record, folder):
@@ -280,7 +281,7 @@ def proven(python: Path, answers: Answers) -> PythonContents:
         raise EnvironmentProblem(f"this Python does not run: {output.problem}", where=str(python))
     if output.code:
         last = output.errors.strip().splitlines()[-1:] or ["no output"]
-        do = f"pass a --python that has {' and '.join(packages)}, or --environment venv to create one"
+        do = f"pass the --python of an environment with {' and '.join(packages)}, or create one with --environment venv"
         raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
     try:
         contents = PythonContents.model_validate(json.loads(output.text))
@@ -289,11 +290,13 @@ def proven(python: Path, answers: Answers) -> PythonContents:
     if contents.llmb != llmb.__version__:
         do = f"install llmb {llmb.__version__} there, or use the llmb of that Python"
         raise EnvironmentProblem(
-            f"that Python has llmb {contents.llmb}, not {llmb.__version__} like this one", where=str(python), do=do
+            f"that Python has llmb {contents.llmb}, but this is llmb {llmb.__version__}", where=str(python), do=do
         )
     if answers.has_gpus and contents.torch and contents.cuda is None:
-        do = "choose another build, such as --torch cu128"
-        raise EnvironmentProblem(f"torch {contents.torch} there is built for CPUs only", where=str(python), do=do)
+        do = "pass another --torch, such as cu128, or with --environment existing, another --python"
+        raise EnvironmentProblem(
+            f"that Python's torch {contents.torch} is built for CPUs only", where=str(python), do=do
+        )
     return contents
 
 

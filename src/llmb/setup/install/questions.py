@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The questions of an installation, in order: their conditions, valid answers and defaults.
 
-Missing answers are asked for on a terminal, or take their default; those that remain are reported together.
+On a terminal, the user is asked for missing answers. Otherwise, defaults are used, and answers without a default are
+reported together.
 """
 
 import shutil
@@ -258,7 +259,7 @@ class Torch(GeneralQuestion):
         return [*choices, Choice(EXISTING, "that of the Python with which the environment is made")]
 
     def assumed(self) -> str:
-        """Return the CPU build without GPUs, else the newest build that the driver here supports, else pip's own."""
+        """Return the CPU build if there are no GPUs, else the newest that the driver here supports, else pip's own."""
         if self.answers.gpu_type == CPU:
             return CPU
         driver = self.around.driver or 0

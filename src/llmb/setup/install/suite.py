@@ -149,10 +149,10 @@ class _Software:
         return str(target)
 
     def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:
-        """Clone to ``target``, which gets its name once complete. Raise EnvironmentProblem if that is impossible."""
+        """Clone to ``target``, which appears once complete; raise EnvironmentProblem if it exists or cloning fails."""
         if target.exists():
             changed = "; ".join(changed_files(target, self.script)) if target.parent.name == SUITES else "other files"
-            raise EnvironmentProblem(f"this is not {what}: {changed}", where=str(target), do=MOVE)
+            raise EnvironmentProblem(f"this folder is not {what}: {changed}", where=str(target), do=MOVE)
         before, path = partial_of(target), str(target.relative_to(self.root))
         unfinished = str(before.relative_to(self.root))
         environ = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
@@ -178,7 +178,7 @@ class _Software:
         self.journal.image(str(image.relative_to(self.root)))
         importer(self.script.image, image.parent, PYXIS, self.what.answers.node_architecture)
         if problem := image_problem(image):
-            raise EnvironmentProblem(f"the image {problem}", where=str(image), do="remove it")
+            raise EnvironmentProblem(f"the image {problem}", where=str(image), do="remove this file")
         return str(image)
 
     def make(self, need: Need) -> str:
@@ -214,8 +214,8 @@ class _Software:
         folder, path = self.environment(), _own_environment(self.script)
         if folder != self.root / path:
             commit = self.script.commits[NEMO_RUN]
-            do = f"install it there, or unset reference_suite.environments.{self.script.workload}"
-            raise EnvironmentProblem(f"NeMo-Run is not at commit {commit} there", where=str(folder), do=do)
+            do = f"install that commit there, or unset reference_suite.environments.{self.script.workload}"
+            raise EnvironmentProblem(f"this environment lacks NeMo-Run at commit {commit}", where=str(folder), do=do)
         if folder.exists() and not self.journal.entry(path):
             raise EnvironmentProblem("this environment is incomplete", where=str(folder), do=MOVE)
         self.journal.tree(path)

@@ -38,7 +38,7 @@ class CheckpointRequest:
 class PreparedCheckpoint:
     checkpoint: SavedCheckpoint
     made: bool
-    """False if it already existed."""
+    """False if the checkpoint already existed."""
 
 
 def prepare_checkpoint(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts checkpoints and adapters from and to Hugging Face folders, which get their names once complete."""
+"""Converts checkpoints and adapters from and to Hugging Face folders; a result appears only once it is complete."""
 
 import json
 import os
@@ -88,12 +88,12 @@ class ImportRequest:
 
 
 def default_processes() -> int:
-    """Return the number of this process's cores, within a limit: memory copies or the disk limit conversion."""
+    """Return the number of this process's cores, but at most ``MOST_PROCESSES``, because more are not faster."""
     return min(usable_cores(), MOST_PROCESSES)
 
 
 def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
-    """Read every file. Raise UsageError if one is damaged."""
+    """Verify the checksum of every file. Raise UsageError if one is damaged."""
     checksums = checkpoint.record.crc32
     began = time.monotonic()
     if damaged := list(damaged_files(checkpoint.path, checksums, threads=os.cpu_count() or 1)):
@@ -201,15 +201,15 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
         name, where = f"{model.model} {model.size}", str(folder.path / CONFIG)
         if differences := list(config_differences(model, folder.config)):
             what = f"this is not {name}:{itemized(differences)}"
-            raise UsageError(what, where=where, do="specify its workload and size with -w and -s; see 'llmb list'")
+            raise UsageError(what, where=where, do="pass the model's workload and size with -w and -s; see 'llmb list'")
         if unknown := list(unknown_keys(model, folder.config)):
             what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
-            raise UsageError(what, where=where, do=f"remove them if the model is {name} even without them")
+            raise UsageError(what, where=where, do=f"remove these keys if the model is {name} even without them")
     return folder
 
 
 def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Raise UsageError with every file that differs from the hub's checksums, if its client saved them."""
+    """Raise UsageError with all files that differ from the hub's checksums, if the hub's client saved these."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
         return
@@ -224,7 +224,7 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
     on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
     if corrupt := corrupt_files(source.path, checksums, threads, count):
         what = f"these files are corrupt; their SHA-256 differs from that of the hub:{itemized(corrupt)}"
-        raise UsageError(what, where=str(source.path), do="remove them, and download them again")
+        raise UsageError(what, where=str(source.path), do="remove these files, and download them again")
 
 
 def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
@@ -270,7 +270,7 @@ def imported_record(
 
 
 def check_converter() -> None:
-    """Raise EnvironmentProblem if this machine lacks something that the converting program needs."""
+    """Raise EnvironmentProblem if a package that the converting program needs is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         what = f"converting weights needs {' and '.join(missing)}, which this Python does not have"
@@ -359,14 +359,14 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
     check_base(base, checkpoint.record.model)
     origin = origin_of(base, recorded.name)
     if problem := base_problem(recorded, origin):
-        raise UsageError(problem, where=str(checkpoint.path), do="pass their base with --base")
+        raise UsageError(problem, where=str(checkpoint.path), do="pass the adapters' base with --base")
     return base
 
 
 def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     """Create a checkpoint of adapters from a folder in peft's format.
 
-    Raise UsageError if the folder does not contain adapters that the engine supports.
+    Raise UsageError if the folder does not contain adapters that the engine supports, or if the base does not fit.
     """
     source, target, base = request.source.absolute(), request.target.absolute(), read_checkpoint(request.base)
     config = read_json(source / ADAPTER_CONFIG)

@@ -51,7 +51,7 @@ class PackedFolder:
     path: Path
     record: PackedDataset
     made: bool
-    """False if it already existed."""
+    """False if the folder already existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Preparation:
         return load_tokenizer(file, name, self.vocab_size)
 
     def _pack(self, samples: SampleFiles, split: Split, folders: Mapping[int, Path]) -> dict[int, PackedDataset]:
-        """Pack the samples of a split into each of ``folders``, which are by sequence length."""
+        """Pack the samples of a split into ``folders``, one for each sequence length."""
         loaded, total, made = self._tokenizer, samples.samples[split], {}
         lines = lines_file(self.folder, split)
         with self._temporary_folder() as temporary:

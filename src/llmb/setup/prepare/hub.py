@@ -71,8 +71,8 @@ def fetch_model(
     """Download the configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
 
     ``page`` is where access is requested. Files that were downloaded before are kept. Raise UsageError for a model
-    that is not on the hub, EnvironmentProblem if this machine or this user cannot get it, and InfrastructureError if
-    the hub fails.
+    that is not on the hub, EnvironmentProblem if this machine or this user cannot download it, and InfrastructureError
+    if the hub fails.
     """
     if page is None:
         do = "pass a local folder: --source or --tokenizer; 'llmb prepare sample' makes small ones"
@@ -88,7 +88,10 @@ def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes) -> Pat
 
 
 def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Refusal | None:
-    """Return why the hub does not let this user read a repository, None if it does. endpoint: see ``Hub``."""
+    """Return why the hub does not let this user read a repository, or None if it does; ``endpoint`` is as in ``Hub``.
+
+    Raise EnvironmentProblem if the library that contacts the hub is not installed.
+    """
     check_installed("checking access", "huggingface_hub")
     from huggingface_hub import HfApi
 
@@ -100,7 +103,7 @@ def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Re
 
 
 def hub_cache(folder: Path) -> Path:
-    """Return the folder of the hub's files: ``folder``, or the one in HF_HUB_CACHE or HF_HOME."""
+    """Return the folder for the hub's files: HF_HUB_CACHE, else ``hub`` in HF_HOME, else ``folder``."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     home = os.environ.get("HF_HOME")
@@ -325,7 +328,7 @@ def refused(access: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
 
 
 def lacks_token(access: Iterable[RepositoryAccess]) -> bool:
-    """Return True if another token may help."""
+    """Return True if a token is missing, or the hub rejected it."""
     return any(item.state in ("no token", "token rejected") for item in access)
 
 

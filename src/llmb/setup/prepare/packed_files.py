@@ -24,7 +24,8 @@ ENOUGH_FILL = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """order: int64 [documents], documents by pack. packs: int64 [packs + 1], where each begins in ``order``."""
+    """``order``, int64 [documents]: documents, sorted by pack. ``packs``, int64 [packs + 1]: the first document of each
+    pack in ``order``, and the number of documents."""
 
     packer: Packer
     order: "np.ndarray"
@@ -34,9 +35,9 @@ class Packs:
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
     """Pack documents of ``lengths`` tokens, int64 [documents], none of which is longer than ``seq_len``.
 
-    Shuffled documents, NeMo's default, make packs of similar cost. If that leaves more than 2 % of the places empty, as
-    with documents that are not much shorter than a pack, documents are packed by decreasing length if that takes fewer
-    packs: their costs differ, but less of a step is padding.
+    Shuffled documents, NeMo's default, make packs of similar cost. If these leave more than 2 % of the places empty,
+    because documents are almost as long as a pack, packing by decreasing length is used if it takes fewer packs. The
+    packs then differ in cost, but less of a step is padding.
     """
     shuffled = _first_fit(lengths, seq_len, seed, "first-fit-shuffle")
     if fill(shuffled, lengths, seq_len) >= ENOUGH_FILL:
@@ -66,7 +67,7 @@ def first_fit(lengths: list[int], seq_len: int) -> list[int]:
     """Return the pack number of each document: the first pack with enough room at the document's turn.
 
     A tree over the packs stores the most room in each subtree, so that placing a document takes logarithmic time. At
-    most one pack is less than half full, which bounds their number.
+    most one pack is less than half full, which bounds the number of packs.
     """
     leaves = 1
     while leaves < 2 * sum(lengths) // seq_len + 2:
@@ -112,7 +113,7 @@ class Documents:
 
 
 def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
-    """Encode the samples in ``path`` into a file in ``temporary``; call ``on_count`` with the number of encoded ones.
+    """Encode the samples in ``path`` into a file in ``temporary``; call ``on_count`` with the number of them so far.
 
     This takes memory for one batch and two numbers per sample. Raise OSError if writing fails.
     """

@@ -63,7 +63,7 @@ Prepared = TypeVar("Prepared", SampleFiles, PackedDataset)
 
 
 def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
-    """Read a record, None if there is none; raise UsageError if it is unreadable or its files are incomplete."""
+    """Read a record; return None if there is none. Raise UsageError if it is invalid or its files are incomplete."""
     if not path.is_file():
         return None
     do = "run 'llmb prepare dataset' again with --force"
@@ -178,7 +178,7 @@ def _picked(path: Path, starts: list[int], order: Iterable[int]) -> Iterator[Dat
 
 
 def _line(sample: DatasetSample, split: Split) -> bytes:
-    """Format a sample as NeMo does: alternative answers are kept only for tests."""
+    """Format a sample as NeMo does: only the test split keeps alternative answers."""
     values: dict[str, object] = {"input": sample.input, "output": sample.output}
     if split == "test" and sample.original_answers:
         values["original_answers"] = sample.original_answers

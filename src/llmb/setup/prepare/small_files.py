@@ -157,7 +157,7 @@ KINDS: tuple[tuple[str, str, Words], ...] = (
 
 
 def squad_rows() -> Iterator[dict[str, Any]]:
-    """Yield deterministic rows with the keys of the hub's dataset."""
+    """Yield deterministic rows with the keys of SQuAD on the hub."""
     drawn = random.Random(SEED)  # noqa: S311 (the same data everywhere is the purpose)
     for number in range(TEXTS):
         facts = _facts(drawn)
@@ -186,7 +186,7 @@ def _facts(drawn: random.Random) -> list[Fact]:
 
 SAMPLES, MODEL = "squad.jsonl", "model"
 SIZE = "tiny"
-"""The size whose weights take seconds to create."""
+"""The only size with weights that are created within seconds."""
 
 
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
@@ -197,7 +197,7 @@ def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Pa
     """
     source_of(catalogue, workload, size)
     if size != SIZE:
-        do = f"pass --size {SIZE}; 'llmb prepare dataset' and 'llmb prepare checkpoint' get data and weights of {size}"
+        do = f"pass --size {SIZE}; for {size}, use 'llmb prepare dataset' and 'llmb prepare checkpoint'"
         raise UsageError(f"small files are only available for size {SIZE}", do=do)
     check_installed("making a small model", "numpy", "safetensors", "tokenizers")
     rows = list(squad_rows())

@@ -61,9 +61,9 @@ def checksum(file: Path) -> str:
 
 
 def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
-    """Load the tokenizer in ``file`` for a model that has ``vocab_size`` embeddings; ``name`` is the model's.
+    """Load the tokenizer in ``file`` for the model ``name``, which has ``vocab_size`` embeddings.
 
-    Raise UsageError if it cannot be read, has more tokens than the model, or lacks an end-of-sequence token.
+    Raise UsageError if it cannot be read, has more tokens than embeddings, or lacks an end-of-sequence token.
     """
     import numpy  # noqa: F401 (tokenizers needs it, and says so in a panic)
     from tokenizers import Tokenizer
@@ -108,7 +108,7 @@ def _marks_spaces(tokenizer: "Tokenizer") -> bool:
 
 
 def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
-    """Return the ID of ``eos`` or ``bos`` from the files next to the tokenizer, if any; raise UsageError if wrong."""
+    """Return the ID of ``eos`` or ``bos`` from files next to the tokenizer, if any; raise UsageError if it is wrong."""
     for name in NAMING:
         token = _settings(file.with_name(name)).get(f"{which}_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -137,5 +137,5 @@ def _settings(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"the file is not valid JSON: {error}", where=str(path)) from error
     if not isinstance(values, dict):
-        raise UsageError("this is not a JSON object", where=str(path))
+        raise UsageError("the file is not a JSON object", where=str(path))
     return values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a dataset, prompts with answers as in NeMo's SQuAD: their forms, and the local files that hold them."""
+"""Samples of a dataset (prompts with answers, as in NeMo's SQuAD), and the local files that contain them."""
 
 import json
 import re
@@ -142,7 +142,10 @@ def split_files(source: Path) -> Files:
         if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
             names = [str(path.relative_to(source)) for path in paths]
             raise UsageError(
-                f"several files of {split} samples", where=str(source), choices=names, do="pass one file with --source"
+                f"there are several files of {split} samples",
+                where=str(source),
+                choices=names,
+                do="rename all but one of these files, or pass one file with --source",
             )
     return parts
 

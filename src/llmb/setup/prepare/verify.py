@@ -41,7 +41,7 @@ class Item:
     bytes: int = 0
     documented_gib: float | None = None
     source: str | None = None
-    """The source that it was created from."""
+    """The source from which the folder was created."""
     problem: str | None = None
     """The problem of the existing files."""
 
@@ -88,7 +88,7 @@ class _Target:
 def verify_prepared(
     catalogue: Catalogue, workload: str, size: str, folders: PreparedFolders, on_progress: OnProgress | None
 ) -> Verification:
-    """Compare the sizes of all files with their records; with ``on_progress``, read them for their checksums, too.
+    """Compare the sizes of all files with their records; with ``on_progress``, also verify the files' checksums.
 
     Raise UsageError for a workload that needs no preparation.
     """
@@ -145,7 +145,7 @@ def _checkpoint(target: _Target, documented_gib: float | None) -> _Reading:
         return replace(item, state="incomplete", bytes=_size_of(partial), problem=problem), {}
     if is_nemo_folder(path) and not (path / RECORD).is_file():
         problem = "it is a checkpoint of NeMo, for the reference suite's own software"
-        move = f"import it to another root of installation: {target.command('checkpoint', f'--source {path}')}"
+        move = f"import it to another install root: {target.command('checkpoint', f'--source {path}')}"
         return replace(item, state="missing", make=move, bytes=_size_of(path), problem=problem), {}
     try:
         record = read_checkpoint(path).record
