@@ -40,8 +40,7 @@ _IMPLIED = {
 
 
 def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[str, Any]:
-    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` includes jobs beyond
-    the limit."""
+    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` counts all jobs."""
     return {key: [job.document() for job in jobs], "total": total}
 
 

@@ -143,7 +143,7 @@ class RunPrediction(Shown):
     """Rows that the experts of the fullest rank compute, relative to the mean; None if all ranks compute the same."""
     what_if: Sequence[Scenario] = ()
     tokens: float = TRILLION
-    """Number of tokens of the whole training."""
+    """The number of tokens to train on."""
     price: float | None = None
     """Price of a GPU hour."""
 
@@ -256,7 +256,7 @@ def _training_rows(predicted: RunPrediction, why_unknown: str) -> Iterator[tuple
 
 
 def _training(prediction: Prediction, tokens: float, price: float | None) -> TrainingCost | None:
-    """Return the cost of the whole training; None for a model with fewer layers than its own."""
+    """Return the cost of training on ``tokens``; None for a proxy, which has fewer layers than the model."""
     return None if prediction.plan.recipe.proxy else training_cost(prediction, tokens, price)
 
 
@@ -340,7 +340,7 @@ def rows_csv(rows: Iterable[PredictedRow]) -> str:
 @dataclass(frozen=True, slots=True)
 class LayoutPlan(Shown):
     """Layouts that fit, the best first, and the recipe's own, which may not fit. ``price`` is per GPU hour, and
-    ``tokens`` is the number of tokens of the whole training."""
+    ``tokens`` is the number of tokens to train on."""
 
     goal: Goal
     recipe: Recipe
@@ -375,7 +375,7 @@ class LayoutPlan(Shown):
 
     @property
     def rows(self) -> list[tuple[str, Candidate]]:
-        """The layouts with their places, and then the recipe's own with its name."""
+        """Return the layouts, each named by its rank in the list, and then the recipe's own layout, if known."""
         rows = [(str(place), each) for place, each in enumerate(self.layouts, start=1)]
         return [*rows, (_own_name(self.recipe), self.own)] if isinstance(self.own, Candidate) else rows
 
@@ -493,7 +493,7 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
 
 
 def _crossing_notes(found: LayoutPlan) -> Iterator[str]:
-    """Yield what TP and EP beyond an NVLink domain add to the steps of the layouts, by the GPUs that they span."""
+    """Yield a note per group of GPUs beyond an NVLink domain, with the time that it adds to each layout's step."""
     added: dict[str, list[str]] = {}
     for name, one in found.rows:
         for crossing in one.prediction.beyond_nvlink:
