@@ -318,7 +318,7 @@ def test_what_others_made_is_not_changed(
     small(*LORA)
     nemo = root / "workloads" / "finetune_llama3" / "NeMo"
     committed(nemo, {"mine": "mine\n"})
-    with pytest.raises(EnvironmentProblem, match="this is not NeMo at commit"):
+    with pytest.raises(EnvironmentProblem, match="this folder is not NeMo at commit"):
         install(LORA)
     assert (nemo / "mine").exists()
     launch = root / "suites" / "v25.12" / "llama3" / "finetune" / "launch.sh"

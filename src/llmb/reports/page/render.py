@@ -75,7 +75,8 @@ def page_pdf(html: str) -> bytes:
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     do = "pass --format html, and print the page from a browser"
     if browser is None:
-        raise EnvironmentProblem(f"none of the browsers that can print is installed: {', '.join(BROWSERS)}", do=do)
+        what = f"no browser that can print pages is installed; llmb looks for {', '.join(BROWSERS)}"
+        raise EnvironmentProblem(what, do=do)
     with scratch_folder("llmb-page-") as folder:
         page, printed = folder / "page.html", folder / "page.pdf"
         page.write_text(html, encoding="utf-8")
