@@ -375,7 +375,7 @@ class LayoutPlan(Shown):
 
     @property
     def rows(self) -> list[tuple[str, Candidate]]:
-        """Return the layouts, each named by its rank in the list, and then the recipe's own layout, if known."""
+        """Return the layouts, named by their place in the list, and then the recipe's layout, if known."""
         rows = [(str(place), each) for place, each in enumerate(self.layouts, start=1)]
         return [*rows, (_own_name(self.recipe), self.own)] if isinstance(self.own, Candidate) else rows
 

@@ -222,8 +222,7 @@ def _coordinates(points: Sequence[tuple[float, float]]) -> tuple[list[float], li
 def history_chart(
     name: str, estimates: Sequence[Estimate], colors: Sequence[str], changes: Sequence[str], levels: Sequence["Level"]
 ) -> Drawing:
-    """Plot values and intervals from left to right, with a dotted line per change, and a solid line per level if there
-    are several.
+    """Plot values and intervals from left to right; mark changes with dotted lines, and several levels with solid ones.
 
     The last value is labeled, and up to ``MOST_LABELS`` - 1 earlier ones at equal distances.
     """
