@@ -129,7 +129,7 @@ def check_reachable(path: Path) -> None:
 
 
 def not_regular(mode: int) -> str | None:
-    """Return a predicate such as ``is a pipe`` if ``mode`` is not that of a regular file; None if it is."""
+    """Return a predicate such as ``is a pipe`` for the mode of a file that is not regular; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "is not a regular file")

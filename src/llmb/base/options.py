@@ -117,7 +117,7 @@ class Option:
     set_by: tuple[str, ...] = ()
     """Variables that the scheduler reads, in order of precedence."""
     name: str = ""
-    """Name of the option: that of the field by default."""
+    """Name of the option; by default, the field's name."""
     field: str = ""
     annotation: Any = str
     default: Any = None
@@ -193,7 +193,7 @@ class Option:
                 yield from (yes, str(item))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """Convert a parsed value to that of the field: to lower case if case is ignored, to False for a ``--no-`` flag,
+        """Convert a parsed value to the field's value: to lower case if case is ignored, to False for a ``--no-`` flag,
         to an absolute path for a folder. Raise UsageError if a path looks like a secret."""
         if isinstance(given, str) and self.form.any_case:
             return given.lower()

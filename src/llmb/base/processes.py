@@ -165,7 +165,7 @@ def family(pid: int) -> list[int]:
 
 
 def _began(pid: int) -> str:
-    """Return the start time of a process in kernel ticks; empty if it has ended, or without /proc."""
+    """Return the start time of a process in kernel ticks; an empty string if it has ended or there is no /proc."""
     try:
         return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[BEGAN]
     except (OSError, IndexError):
@@ -173,7 +173,7 @@ def _began(pid: int) -> str:
 
 
 def _by_proc() -> Iterator[tuple[int, int]]:
-    """Yield the id of every process and that of its parent, except processes that end during the call."""
+    """Yield the id of every process with its parent's id, except processes that end during the call."""
     for stat in PROC.glob("[0-9]*/stat"):
         try:
             _, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()

@@ -345,12 +345,12 @@ class _Refused(ValueError):
 
 
 def default_ending() -> str:
-    """Return the suffix of zstd archives, which are smaller, if zstandard is installed, else that of gzip archives."""
+    """Return the suffix of zstd archives, which are smaller, if zstandard is installed, else of gzip archives."""
     return GZIP if find_spec("zstandard") is None else ZSTD
 
 
 def check_library(path: Path) -> None:
-    """Raise EnvironmentProblem if an archive with this name needs zstandard and it is not installed."""
+    """Raise EnvironmentProblem if an archive with this name needs zstandard, which is not installed."""
     if path.name.endswith(ZSTD) and find_spec("zstandard") is None:
         do = f"{pip_install('export')}, or create the archive with a name that ends in {GZIP}"
         raise EnvironmentProblem(f"archives that end in {ZSTD} need zstandard, which is not installed", do=do)

@@ -153,8 +153,8 @@ class NodeRecord:
     blamed: int
     """Number of jobs in which the node was at fault."""
     slowdown: float | None
-    """Median over recipes of the median step time with this node, divided by that without it; above 1 is slower. None
-    if no recipe ran both with and without it."""
+    """Median over recipes of the ratio of the median step times with and without this node; above 1 is slower. None if
+    no recipe ran both with and without this node."""
 
 
 def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:

@@ -180,7 +180,7 @@ def find_ended_runs(selector: str, install: Path, say: Say) -> RunSet:
 
 
 def find_all_runs(selectors: Sequence[str] | None, install: Path, say: Say) -> RunSet:
-    """Find the ended runs of all selectors, without duplicates; without a selector, those of the whole root."""
+    """Find the ended runs of all selectors, without duplicates; by default, all ended runs of the root."""
     sets = [_find(selector, install, say) for selector in selectors or ()]
     if not sets:
         sets = [_found_in("All runs", _folders_below(install, say), say)]
@@ -196,7 +196,7 @@ def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """Return the runs measured in the window ``rule``, or unchanged if it is None; raise UsageError for runs of a
+    """Return the runs measured in the window ``rule``, or unchanged if ``rule`` is None; raise UsageError for runs of a
     comparison of engines."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 

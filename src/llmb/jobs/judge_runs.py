@@ -30,7 +30,7 @@ class Against:
     """A selector for ``find_runs``."""
     expectations: Path | Expectations | None = None
     tolerance: Tolerance | None = None
-    """None for the default."""
+    """The tolerance of the verdicts; None for the default of the reference."""
     logs: Mapping[str, Value] = field(default_factory=dict)
     """Facts that logs do not report, by configuration key."""
     window: str | None = None

@@ -159,7 +159,7 @@ class JobOrder(ABC):
 
     @abstractmethod
     def spec(self, folder: RunFolder) -> JobSpec:
-        """Return the job's specification for a folder that need not exist; raise UsageError if it is not possible."""
+        """Return the job's specification for a folder that need not exist; raise UsageError for an impossible job."""
 
     @abstractmethod
     def record(self, folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
@@ -174,11 +174,11 @@ class JobOrder(ABC):
         return RunFolder(parent / f"{name}_SECONDS" / name)
 
     def sample(self) -> JobSpec:
-        """Return the job's specification with a placeholder for the folder; raise UsageError if it is not possible."""
+        """Return the job's specification with a placeholder for the folder; raise UsageError for an impossible job."""
         return self.spec(self.sample_folder())
 
     def script(self) -> str:
-        """Return the batch script with a placeholder for the folder; raise UsageError if the job is not possible."""
+        """Return the batch script with a placeholder for the folder; raise UsageError for an impossible job."""
         return self.scheduler.script(self.sample(), self.sample_folder())
 
     def write(self, folder: RunFolder) -> Prepared:

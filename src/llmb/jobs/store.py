@@ -209,7 +209,7 @@ class Store:
         return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
 
     def find_named(self, text: str) -> list[Job]:
-        """Return jobs with the id ``text``, and jobs with a folder name that starts with it."""
+        """Return jobs with the id ``text``, and jobs with a folder name that starts with ``text``."""
         pattern = f"%/{_escaped(text)}%/%"
         jobs = self._select("WHERE job_id = ? OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s", text, pattern)
         return [job for job in jobs if job.job_id == text or job.name.startswith(text)]

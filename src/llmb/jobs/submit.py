@@ -85,7 +85,7 @@ def unanswered_is_explained() -> Iterator[None]:
 
 
 def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str], descriptor: int) -> Job:
-    """Submit a job that is in the history, record its id and return it; remove the job if it is rejected."""
+    """Submit a job that is in the history, and return it with its id; remove a rejected job from the history."""
     try:
         handle = send(prepared, environ, [descriptor])
     except (UsageError, EnvironmentProblem):

@@ -59,7 +59,7 @@ def wait_for(
     time_out_s: float | None = None,
     watch: "Watch | None" = None,
 ) -> list[Job]:
-    """Wait until all jobs with ``keys`` have ended, or for ``time_out_s``; return them, or the last retry of each.
+    """Wait until all jobs with ``keys`` have ended, or for ``time_out_s``; return the last retries, or else the jobs.
 
     ``watch`` is called while waiting. Raises InfrastructureError if a scheduler does not respond for ten minutes.
     """
@@ -88,7 +88,7 @@ def wait_for(
 
 
 def wait_for_one(install: Path, job: Job, environ: Mapping[str, str], say: Say, watch: "Watch") -> Job:
-    """Wait until ``job`` or its last retry has ended, and return it; raise UserInterrupt on Ctrl-C."""
+    """Wait until ``job`` or its last retry has ended, and return the ended job; raise UserInterrupt on Ctrl-C."""
     with open_history(install, say) as store:
         try:
             (ended,) = wait_for(store, install, [job.key], environ, say, watch=watch)

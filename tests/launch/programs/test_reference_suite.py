@@ -145,7 +145,7 @@ def test_what_the_shell_has_set_does_not_reach_the_script_unnoticed() -> None:
     ("said", "arguments"),
     [
         ("--seed|seed is set, which only llmb's engine supports", {"choices": Choices(seed=3)}),
-        ("always have 25 steps there", {"choices": Choices(steps=40, profiling=Profiling(profile=True))}),
+        ("always have 25 steps", {"choices": Choices(steps=40, profiling=Profiling(profile=True))}),
         ("--tp has no corresponding variable", {"overrides": Overrides(tp=2)}),
         ("the script does not read NOTHING", {"arguments": {"nothing": "1"}}),
         ("pass --steps instead", {"arguments": {"max_steps": "1"}}),

@@ -160,7 +160,7 @@ def test_gpus_are_requested_as_the_nearest_layer_does(given: dict[str, object], 
 
 @pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4", "gpu", "gpu:0"])
 def test_a_request_of_too_few_gpus_is_rejected(gres: str) -> None:
-    with pytest.raises(UsageError, match=f"gres={gres} is less than the job's 8 GPUs per node"):
+    with pytest.raises(UsageError, match=f"gres={gres} requests fewer than the job's 8 GPUs per node"):
         job_of(order_of(LLAMA, flags={"gres": gres}))
 
 

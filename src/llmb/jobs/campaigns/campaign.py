@@ -180,13 +180,13 @@ class PlannedJob:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Return the GPU hours up to the time limit, which most jobs do not reach; None without a limit."""
+        """Return the GPU hours up to the time limit, which most jobs do not reach; None if there is no limit."""
         minutes = self.spec.time_limit_min
         return None if minutes is None else self.recipe.scale * minutes / 60
 
     @property
     def expected_gpu_hours(self) -> float | None:
-        """Return the GPU hours of all steps at the published step time, excluding startup; None without one."""
+        """Return the GPU hours of all steps at the published step time, without startup; None if none is published."""
         if (figure := self.recipe.figure) is None:
             return None
         return self.recipe.scale * figure.step_time_s * self.order.plan.steps / 3600

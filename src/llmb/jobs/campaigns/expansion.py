@@ -252,7 +252,7 @@ class Expansion:
 
 
 class _Recipe(NamedTuple):
-    """The scales of a model in one dtype; ``alone`` if the entry selects only this model."""
+    """The scales of a model in one dtype; ``alone`` is True if the entry selects only this model."""
 
     request: Request
     listed: ScaleChoices

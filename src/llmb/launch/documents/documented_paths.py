@@ -55,7 +55,7 @@ def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> N
 
 
 def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
-    """Create the missing links below ``root``, none if the document uses llmb's own folders; may raise OSError."""
+    """Create the missing links below ``root``, unless the document uses llmb's own folders; may raise OSError."""
     document = plan.recipe.document
     if document is None or document.results is None:
         return
@@ -136,7 +136,7 @@ def _lacking(path: Path) -> Iterator[str]:
 
 
 def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
-    """Check a dataset; it is missing only without samples, because NeMo packs them during training if necessary."""
+    """Check a dataset; with samples but no packed files it is incomplete, because NeMo packs samples itself."""
     path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
     name = f"datasets/{dataset}"
     files = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")

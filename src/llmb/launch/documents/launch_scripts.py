@@ -98,7 +98,7 @@ class LaunchScript(Record):
     """True if a profiled, traced or resumed run ignores MAX_STEPS and has its own number of steps."""
     root: Literal["STAGE_PATH", "LLMB_INSTALL"]
     removed: tuple[str, ...] = ()
-    """Variables that must not be set."""
+    """Variables that llmb removes from the script's environment."""
     always: tuple[str, ...]
     """Variables that llmb sets for every launch."""
     fixed: tuple[Fixed, ...] = ()
@@ -150,7 +150,7 @@ def find_launch_script(workload: str, size: str, release: str | None) -> LaunchS
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A file of a checkout, compared with that of the release."""
+    """A file of a checkout, compared with the release."""
 
     script: LaunchScript
     file: str

@@ -38,7 +38,7 @@ class WindowSamples:
 
 
 def read_samples(path: Path, rule: str, *, sample: bool = False) -> WindowSamples:
-    """Read a log's figures in a window; an unreadable log is a failed run. ``sample`` divides variances by n - 1."""
+    """Read a log's figures in a window, as a failed run if it is unreadable; ``sample`` selects the divisor n - 1."""
     try:
         with open_file(path) as stream:
             log = read_log(stream, rule)
@@ -65,7 +65,7 @@ def _judged(path: Path, log: RunLog, fewer: int) -> WindowSamples:
 
 
 def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, float | None]:
-    """Return the mean, and the standard deviation with the divisor n - ``fewer``; None for both without values."""
+    """Return mean and standard deviation, with the divisor n - ``fewer``; None for both if there are no values."""
     if not values:
         return None, None
     mean = _sum(values) / len(values)
@@ -158,7 +158,7 @@ class CompatReport:
 def compat_report(
     directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: CompatForm = NEMO
 ) -> CompatReport:
-    """Make a report of the logs, without those left out; ``window`` has the form ``A-B``."""
+    """Make a report of the logs, except those that are left out; ``window`` has the form ``A-B``."""
     first, _, last = window.partition("-")
     runs = sorted((run for run in samples if run.kind != "left out"), key=lambda run: run.path)
     return CompatReport(directory, int(first), int(last), full_names, form, tuple(runs))

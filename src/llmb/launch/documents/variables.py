@@ -45,7 +45,7 @@ class VariableUse(Record):
     sets: str | None = None
     """Name of the option that is set to the value."""
     values: dict[str, str] = Field(default_factory=dict)
-    """The option's value for each valid value; empty if they are identical."""
+    """The option's value for each valid value of the variable; empty if the two are always equal."""
     adds: dict[str, str] = Field(default_factory=dict)
     """Values of other options that are also set, unless the variable is false."""
     install: bool = False

@@ -108,7 +108,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Place processes on nodes, all on one if ``gpus_per_node`` is None; raise UsageError if they cannot be even."""
+    """Place processes on nodes, on one if ``gpus_per_node`` is None; raise UsageError if one of several is not full."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)
@@ -124,7 +124,7 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
 
 
 class Placeholder(Record):
-    """A word of a command that contains a value that is unknown until the job starts."""
+    """A word of a command with a value that is unknown until the job starts."""
 
     slot: Literal["run_folder", "python"]
     """The value: the run folder, or the interpreter with llmb and torch."""

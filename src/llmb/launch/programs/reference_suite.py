@@ -155,7 +155,7 @@ def script_problems(
     """Describe the choices that the script does not support."""
     usual, profiling = steps_by_itself(script, recipe, choices), choices.profiling
     if script.fixes_steps and (profiling.profile or profiling.nccl_trace or choices.load_checkpoint) and steps != usual:
-        yield f"--steps is {steps}, but profiled, traced and resumed runs always have {counted(usual, 'step')} there"
+        yield f"--steps is {steps}, but profiled, traced and resumed runs always have {counted(usual, 'step')}"
     if choices.profiling.profiler == "torch" or choices.profiling.profile_ranks:
         yield "--profiler torch or --profile-ranks is set, but it uses Nsight Systems and chooses the ranks itself"
     if recipe.gpu_type not in script.gpu_types:

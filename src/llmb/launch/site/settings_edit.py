@@ -35,7 +35,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text.
 
     Raises UsageError if the key is unknown, the value is invalid, or the file must be edited manually;
-    EnvironmentProblem if it cannot be written.
+    EnvironmentProblem if the file cannot be written.
     """
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
@@ -55,7 +55,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
 
 
 def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
-    """Remove a key from a settings file; raise UsageError if it is not set, or as ``set_value`` does."""
+    """Remove a key from a settings file; raise UsageError if the key is not set, and errors as ``set_value`` does."""
     keys = split_key(schema, key)
     before = _text(path)
     try:
@@ -92,7 +92,7 @@ def migrated_text(file: SettingsFile) -> str:
 
 
 def _text(path: Path) -> str:
-    """Read a settings file, empty if missing; raise UsageError if it is not YAML or in the reference suite's format."""
+    """Read a settings file, which may be missing; raise UsageError if it is not YAML, or has the suite's format."""
     if not path.exists():
         return ""
     try:
@@ -228,7 +228,7 @@ def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's
 
 
 def _give_comment(data: Any, key: object, text: str) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
-    """Insert comment lines after the value of ``key``, or before the first key if it is None."""
+    """Insert comment lines after the value of ``key``, or before the first key if ``key`` is None."""
     if not text or not data:
         return
     if key is not None:

@@ -71,7 +71,7 @@ def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
     types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
         if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:
-            raise unknown("GPU type", value, types, do=f"see '{'.'.join(keys)}' in 'llmb config show'")
+            raise unknown("GPU type", value, types, do=f"correct '{'.'.join(keys)}'; see 'llmb config show'")
 
 
 def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[str]:
@@ -100,7 +100,7 @@ def this_machine() -> Machine:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES permits; empty without a driver."""
+    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES permits; an empty tuple if there is no driver."""
     if shutil.which(QUERY[0]) is None:
         return ()
     output = ask_program(QUERY, QUERY_LIMIT_S)

@@ -273,7 +273,7 @@ def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) ->
     if counts and min(counts) < processes:
         flags = " ".join(f"{name}={value}" for name, value in requested.items())
         do = "request more GPUs, or pass a smaller --gpus-per-node"
-        raise UsageError(f"{flags} is less than the job's {processes} GPUs per node", do=do)
+        raise UsageError(f"{flags} requests fewer than the job's {processes} GPUs per node", do=do)
     if counts or NO_FLAG in chosen_flags.values():
         return requested
     default = _default(settings, placement.processes_per_node)

@@ -350,7 +350,7 @@ def interpreter(container: ContainerSettings) -> ShellWord:
 
 
 def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
-    """Return srun's options for Pyxis, or the command prefix for Apptainer; empty without a container."""
+    """Return srun's options for Pyxis, or the command prefix for Apptainer; an empty tuple for neither."""
     image = container.image or ""
     if container.runtime == "pyxis":
         flags = (f"--container-image={image}", f"--container-mounts={','.join(map(both_sides, container.mounts))}")

@@ -51,7 +51,7 @@ _NEXT_PAIR = re.compile(r",\s*[a-z-]+=")
 
 
 def parse_flag(text: str) -> tuple[str, str | None]:
-    """Split ``key[=value]``, with or without leading dashes; the value is None without ``=``."""
+    """Split ``key[=value]``, with or without leading dashes; the value is None if there is no ``=``."""
     key, equals, value = text.strip().partition("=")
     return key.strip().lstrip("-"), value.strip() if equals else None
 
@@ -209,7 +209,7 @@ class SlurmSettings(Record):
         return {name: gpu_type for name, gpu_type in types.items() if gpu_type}
 
     def within(self, partition: str | None) -> Self:
-        """Return the settings, overridden by those of the first partition in the list that has its own."""
+        """Return the settings, overridden by the first partition in the list that has settings of its own."""
         names = partition_names(partition)
         part = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
         fields = part.model_dump(exclude={"gpu_type"}, exclude_none=True)

@@ -222,7 +222,7 @@ def estimated(plan: Plan) -> MemoryUse | None:
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
-    """Count the memory of each of ``ranks``; raise EnvironmentProblem without torch, RunFailed if counting fails."""
+    """Count the memory of each of ``ranks``; raise EnvironmentProblem if torch is missing, RunFailed on an error."""
     if find_spec("torch") is None:
         raise EnvironmentProblem("counting memory requires torch, which is not installed", do=pip_install("engine"))
     counted, assumptions = countable(plan)

@@ -121,7 +121,7 @@ def bridge_plan(
     *,
     packed: bool = False,
 ) -> Plan:
-    """Return the plan of a run of the script; ``packed`` if the data in ``origin`` is SQuAD in packed sequences.
+    """Return the plan of a run of the script; with ``packed``, the data in ``origin`` is SQuAD in packed sequences.
 
     Raises UsageError with everything that the script does not support.
     """

@@ -115,9 +115,9 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 
 
 def nemo_of(recipe: Recipe, image: str | None) -> str | None:
-    """Return the NeMo release in the name of the image; without an image, that of the default image.
+    """Return the NeMo release of an image according to its name; None selects the default image.
 
-    If the name contains no release, assume that of the default image if the model has experts, else return None.
+    If the name contains no release, assume the default image's for a model with experts, and return None for others.
     """
     data, release = bridge_data(), (recipe.release or "").removeprefix(PREFIX)
     if match := _NEMO.search(image or ""):

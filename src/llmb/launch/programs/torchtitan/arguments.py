@@ -140,7 +140,7 @@ def model_problems(model: Model) -> Iterator[str]:
 
 
 def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return the plan of a run; raise UsageError with everything that torchtitan, or llmb with it, does not support."""
+    """Return the plan of a run; raise UsageError with everything that llmb cannot run with torchtitan."""
     problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices)]
     if not problems:
         forced: dict[str, object] = {"grad_reduce_dtype": "fp32", "keep_logits": True, "resources": False}
