@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """Return the first rank's checks, and the failed ones of all others; only FP8 on GPUs has any. A collective."""
+    """Return the checks of the first rank and all failed checks; none without FP8 on a GPU. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():
@@ -185,10 +185,7 @@ def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
 
 
 def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
-    """Yield the results of casting several layers' weights into one matrix, with the expected ones.
-
-    ``parts`` are the layers' numbers of rows.
-    """
+    """Yield the results of casting layers' weights into one matrix, with the expected ones. parts: the layers' rows."""
     rows, scale = sum(parts), values.number(SCALE)
     whole = torch.empty((rows, columns), dtype=FORMATS[WEIGHT], device=values.device)
     transposed, amax = whole.new_empty((columns, rows)), values.number(0.0)

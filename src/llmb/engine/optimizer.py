@@ -144,7 +144,7 @@ def trained_in(stage: TrainedStage, training: Training) -> Iterator[Trained]:
 
 
 def learning_rate(training: Training, step: int) -> float:
-    """Return a step's learning rate: linear warm-up to the peak, then cosine decay to the minimum. step: from 0 on."""
+    """Return a step's learning rate: linear warm-up to the peak, then cosine decay to the minimum. Steps begin at 0."""
     if step < training.warmup_steps:
         return training.peak_lr * (step + 1) / (training.warmup_steps + 1)
     span = max(1, training.decay_steps - training.warmup_steps)

@@ -120,7 +120,7 @@ class TorchRecorder:
 
 
 def pack(whole: Path, packed: Path) -> None:
-    """Compress a trace; raise OSError if it is missing or empty: torch reports no error if it cannot write it."""
+    """Compress a trace; raise OSError if it is missing or empty, because torch reports no error if writing fails."""
     if not whole.exists() or not whole.stat().st_size:
         raise OSError(errno.EIO, "torch wrote no trace; set TMPDIR to a folder with more space", str(whole.parent))
     with whole.open("rb") as source, gzip.open(packed, "wb") as target:

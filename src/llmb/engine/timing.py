@@ -42,7 +42,7 @@ Span = tuple[Moment, Moment]
 
 
 class LayerSeconds(NamedTuple):
-    """A rank's forward times in a step, in seconds. layer_s: mean per layer. outside_s: outside of layers."""
+    """A rank's forward seconds in a step. layer_s: mean per layer. outside_s: before the first and between layers."""
 
     layer_s: float
     outside_s: float

@@ -67,7 +67,7 @@ aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
 """Numbers of products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""
 PRECISIONS = MappingProxyType({1: "fp8", 2: "bf16", 4: "fp32", 8: "fp64"})
-"""Names of precisions by the bytes of an element."""
+"""Names of precisions by the size of an element in bytes."""
 ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attention.forward, span_attention.backward))
 
 
@@ -110,7 +110,7 @@ def group_names(ranks: Ranks) -> dict[str, str]:
 
 
 def shown_group(name: str, names: Mapping[str, str]) -> str:
-    """Return the layout's name for a group, or else its description."""
+    """Return the layout's name for a group, or the group's description if it has no such name."""
     return names.get(name) or str(group_of(name).group_desc)
 
 
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 if it has no product; raise NotImplementedError for one of llmb not in ``OWN``."""
+    """Return an operator's FLOPs, 0 without products; raise NotImplementedError if it is llmb's but not in ``OWN``."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)

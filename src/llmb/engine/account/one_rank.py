@@ -160,7 +160,7 @@ class Ledger(TorchDispatchMode):
         self.flops: Counter[str] = Counter()
         self.collectives: list[Message] = []
         self.started: dict[int, Any] = {}
-        """Arguments of pending collectives, by the storages of their results: they must stay in memory."""
+        """Arguments of pending collectives, which must stay in memory, by the storages of the results."""
         self.parameters: set[nn.Parameter] = set()
         self.gathered: dict[nn.Module, list[Tensor]] = {}
         self.inside = 0

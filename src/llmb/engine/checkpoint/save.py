@@ -283,7 +283,7 @@ class Saver:
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
-        """Save if the plan has a checkpoint after this step; raise EnvironmentProblem if an earlier save failed."""
+        """Save if the plan has a checkpoint after this step; raise EnvironmentProblem if a save fails."""
         if not self.busy:
             self.finish()
         if not self.plan.saves_after(number):

@@ -152,7 +152,7 @@ class PackedData:
         of_pack = slice(bounds[0], bounds[-1])
         tokens = self.arrays.tokens[of_pack].astype(np.int64)
         if tokens.max() >= self.vocab_size:
-            raise ValueError(f"pack {pack} has the token {tokens.max()}; the vocabulary has {self.vocab_size}")
+            raise ValueError(f"pack {pack} has the token {tokens.max()}; the vocabulary has {self.vocab_size} tokens")
         targets = np.where(self.arrays.answers[of_pack], tokens, IGNORED)
         # The last token of a document is not an input, and its first one is not a label.
         is_input, is_label = np.ones((2, len(tokens)), dtype=np.bool_)

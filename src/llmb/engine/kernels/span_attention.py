@@ -32,7 +32,7 @@ class TokenSpan(NamedTuple):
 
 
 class SpanPart(NamedTuple):
-    """Queries and the keys that they attend to: causally, or each query to all of them."""
+    """Queries and keys. Each query attends to all of the keys or, if ``causal``, to those up to its own."""
 
     queries: slice
     keys: slice
@@ -42,8 +42,8 @@ class SpanPart(NamedTuple):
 class Kernel(NamedTuple):
     """An attention kernel. Tensors are [batch, heads, tokens, head_dim], the log-sum-exp is [batch, heads, tokens].
 
-    forward: query, key and value to the result and its log-sum-exp. backward: the gradient, query, key, value, the
-    result and the log-sum-exp to the gradients of query, key and value. Both take ``causal`` and ``scale``.
+    forward: maps query, key and value to the result and its log-sum-exp. backward: maps the gradient, query, key,
+    value, result and log-sum-exp to the gradients of query, key and value. Both have options ``causal`` and ``scale``.
     """
 
     forward: Callable[..., tuple[Tensor, Tensor]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loss: head and cross entropy fused, so that the full logits never exist in memory.
+"""The training loss: head and cross entropy fused, so that the full logits need not be in memory.
 
 Logits are computed, used and freed in chunks. The forward pass computes some rows at a time, and with them the gradient
 of these rows' hidden states. The gradient of the weight is a sum over rows; accumulating it over chunks in fp32 would

@@ -72,7 +72,7 @@ class RankPart:
 
 
 class Held(NamedTuple):
-    """A parameter's values on this rank, fp32 if trained: sharded like it or, with a ``part``, that part, flattened."""
+    """A parameter's values on this rank, fp32 if trained: its shard or, if there is a ``part``, that, flattened."""
 
     name: str
     parameter: nn.Parameter
@@ -180,7 +180,7 @@ class Unit:
 class Reduction:
     """Sums the gradients of this rank's stages over ranks, those of a block while those of earlier blocks are computed.
 
-    Only two units have copies in memory at a time: while one is reduced, the next is copied.
+    The gradients of at most two units are copied at a time: while one copy is reduced, the next is made.
     """
 
     def __init__(self) -> None:

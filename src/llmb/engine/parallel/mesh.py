@@ -194,8 +194,8 @@ def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
 def leave_ranks() -> None:
     """Wait for the other ranks, then disconnect: a process that exits early breaks collectives in progress.
 
-    All work must be done by then. If disconnecting hangs, as it may if CUDA graphs hold communicators, the process
-    exits anyway.
+    All work must be done before this call. If disconnecting hangs, as it may if CUDA graphs hold communicators, the
+    process exits anyway.
     """
     dist.barrier()
     sys.stdout.flush()

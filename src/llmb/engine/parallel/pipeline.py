@@ -43,7 +43,7 @@ class Passes(Protocol):
         """Accumulate the gradients of the mean loss; return this rank's loss, 0-d fp64, or None if it has none.
 
         count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A micro-batch's summed
-        loss divided by ``count`` is, on average, the mean over all labels.
+        loss divided by ``count`` is, on average, the mean loss of all labels.
         """
 
 

@@ -52,10 +52,7 @@ FILES_PER_RANK = 4
 
 
 def host_store() -> Store:
-    """Return this rank's connection to the store, which is a file or a server in rank 0 or torchrun's agent.
-
-    Raise EnvironmentProblem if rank 0 cannot serve it.
-    """
+    """Return this rank's connection to the store; raise EnvironmentProblem if rank 0 cannot serve it."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     return connect(PATIENCE, hosts=os.environ["RANK"] == "0" and not agent)
 
@@ -117,7 +114,7 @@ def store_host() -> str:
 
 def listen(address: str, port: int) -> socket.socket:
     """Listen on ``address``, or on all interfaces if this node does not have that address (network address translation)
-    or it is a name of loopback, as on Debian. Raise EnvironmentProblem if that fails, for example for a port in use."""
+    or ``address`` is a name of loopback, as on Debian. Raise EnvironmentProblem if that fails."""
     try:
         family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         if _is_loopback(str(host)) and not _is_loopback(address):

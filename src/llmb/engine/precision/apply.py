@@ -117,7 +117,7 @@ def joined_of(module: nn.Module) -> dict[str, Joined]:
 
 
 def join_casts(block: nn.Module) -> None:
-    """Make all ``Joined`` layers cast their common input once and multiply it as one."""
+    """Make all ``Joined`` layers cast their common input once, and multiply it by one joint matrix."""
     for module in block.modules():
         for name, joined in joined_of(module).items():
             setattr(module, name, Fp8Joined(module, *joined.names))

@@ -414,7 +414,7 @@ class Fp8Joined(Joined):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Cast the gathered weights of all layers for all products until ``kept`` is reset."""
+        """Cast the gathered weights of all layers, and keep the casts until ``kept`` is reset."""
         if self.kept is not None:
             return
         weights = [local_shard(layer.weight) for layer in self.layers]
@@ -491,7 +491,7 @@ class Fp8SquaredReluMLP(SquaredReluMLP):
 
 
 class RotatedAttention(Attention):
-    """Attention that casts gradients as it rotates them back. It requires ``only_rotates``."""
+    """Attention that casts gradients as it rotates them back. Use it only where ``only_rotates`` is True."""
 
     def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)

@@ -201,7 +201,7 @@ class Scales:
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
-        """Update the counts and, if delayed, the scales after a step; ``amax`` must be reduced over ``group``.
+        """Update the counts and, with delayed scaling, the scales after a step. ``amax`` must be all-reduced already.
 
         A scale follows from the largest value in the history, a ring buffer. Tensors of layers that share scales count
         as one.
@@ -240,7 +240,7 @@ def _record(amax: Tensor, probe: Tensor) -> None:
 
 
 Kept = tuple[Tensor, Tensor]
-"""A weight in FP8, and its transpose or, of a stack, the transposes of its matrices."""
+"""A weight, or a stack of weights, in FP8, and the transpose of each matrix."""
 
 
 class Fp8Matrix(nn.Module):
@@ -259,7 +259,7 @@ class Fp8Matrix(nn.Module):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Cast the gathered weight for all products until ``kept`` is reset."""
+        """Cast the gathered weight, and keep the cast until ``kept`` is reset."""
         if self.kept is None:
             self.kept = self.cast_weight(self.matrix())
 

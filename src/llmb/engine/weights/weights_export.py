@@ -61,7 +61,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
     """Write weights, index and configuration to the job's folder, with the tensors of one file in memory at a time.
 
-    Raise UsageError if the checkpoint cannot be read or does not match its model.
+    Raise UsageError if the checkpoint cannot be read or does not match its model, and EnvironmentProblem if a file
+    cannot be written.
     """
     folder, dtype = Path(job.folder), DTYPES[job.dtype]
     shapes = parameter_shapes(job.model)

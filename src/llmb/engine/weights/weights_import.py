@@ -103,7 +103,7 @@ LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_"
 NEMO_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}
-"""NeMo's metadata also describe objects, which are never read."""
+"""NeMo's metadata also describes objects, which are never read."""
 
 
 class NemoTensor(NamedTuple):
@@ -402,7 +402,10 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Return rows of a parameter. ``matrices`` tensors, [outputs, inputs], form a row; if 0, one has all rows."""
+    """Return rows of a parameter.
+
+    matrices: the number of tensors, [outputs, inputs], that form each row, or 0 if one tensor contains all rows.
+    """
     if not matrices:
         return files.rows(sources[0], chunk.first, chunk.end)
     return torch.stack(
