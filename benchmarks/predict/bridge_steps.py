@@ -47,6 +47,7 @@ logarithms."""
 CHIPS: Mapping[str, tuple[str, ...]] = {"blackwell": ("b200", "gb200"), "blackwell ultra": ("b300", "gb300")}
 EFFICIENCY = (0.84, 0.1)
 """Of a chip relative to an H100, before these steps: one fine-tuning on GB200."""
+NO_ROWS = np.empty(0)
 SPREAD, SPREAD_OF_EXPERTS = 0.05, 0.15
 """Relative deviations of steps from their predictions."""
 
@@ -146,6 +147,8 @@ class BridgeFit:
 
     rates: Rates
     efficiency: Mapping[str, float]
+    rows: np.ndarray
+    """The change of all errors with each rate's logarithm, and that of each chip's efficiency."""
 
     def rates_on(self, gpu_type: str) -> Rates:
         return chip_rates(self.rates, self.efficiency.get(gpu_type))
@@ -180,11 +183,13 @@ def fit_bridge(steps: Sequence[OtherStep], base: Rates) -> BridgeFit:
             predicted = np.log([priced(amounts, rates[each.gpu.gpu_type]) for each, amounts in pairs])
             return np.concatenate([deviations, weights * (predicted - measured)])
 
-        deviations = least_squares(errors, deviations, loss="soft_l1").x
-    return found_at(deviations, base)
+        solved = least_squares(errors, deviations, loss="soft_l1")
+        deviations = solved.x
+    scales = np.array([deviation for _, deviation in (*RATES.values(), *(EFFICIENCY for _ in CHIPS))])
+    return found_at(deviations, base, solved.jac / scales)
 
 
-def found_at(deviations: np.ndarray, base: Rates) -> BridgeFit:
+def found_at(deviations: np.ndarray, base: Rates, rows: np.ndarray = NO_ROWS) -> BridgeFit:
     """Return the rates at deviations from their priors."""
     names = [*RATES, *CHIPS]
     priors = [*RATES.values(), *(EFFICIENCY for _ in CHIPS)]
@@ -192,7 +197,7 @@ def found_at(deviations: np.ndarray, base: Rates) -> BridgeFit:
     found = {name: mean * math.exp(deviation * by) for name, (mean, deviation), by in pairs}
     efficiency = {gpu: found[chip] for chip, gpus in CHIPS.items() for gpu in gpus}
     limited = {name: min(1.0, found[name]) if name.startswith("ep") else found[name] for name in RATES}
-    return BridgeFit({**base, **limited}, efficiency)
+    return BridgeFit({**base, **limited}, efficiency, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,23 @@ predictions of steps that were held out."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 
 from benchmarks.predict.bridge_steps import BRIDGE, CHIPS, FITTED, RATES, bridge_steps, fit_bridge
 from benchmarks.predict.published_steps import (
     GPU_TYPE,
     Compared,
     PublishedStep,
+    equations,
     fit,
     from_one_node,
     from_smallest_run,
     held_out_models,
+    priors,
     published_steps,
 )
 from llmb.catalogue.catalogue import DATA, Catalogue
@@ -57,6 +61,11 @@ def main() -> None:
         pct = round(100 * float(np.quantile(errors, QUANTILE)), 1)
         content["errors"][name] |= {"shorter_pct": pct, "longer_pct": pct}
         sys.stdout.write(f"{name:14s} {QUANTILE:.0%} within {pct} %\n")
+    rows = equations(steps, gpu, file, found)[0] * np.array([found[name] for name in priors(file)])
+    chips = [" ".join(gpus) for gpus in CHIPS.values()]
+    content["fits"] = _flat({
+        "documents": uncertainty([*priors(file)], rows), BRIDGE: uncertainty([*RATES, *chips], others.rows)
+    })  # fmt: skip
     with path.open("w") as text:
         yaml.dump(content, text)
     for chip, gpus in CHIPS.items():
@@ -64,6 +73,33 @@ def main() -> None:
         sys.stdout.write(
             f"{chip:14s} relative_efficiency {efficiency} for {', '.join(gpus)}: enter it in hardware.yaml\n"
         )
+
+
+def uncertainty(names: Sequence[str], rows: np.ndarray) -> dict[str, Any]:
+    """The relative deviation of each rate, and its correlations with those before it, by the least squares of rows."""
+    covariance = np.linalg.inv(rows.T @ rows)
+    deviations = np.sqrt(np.diag(covariance))
+    shares = np.round(covariance / np.outer(deviations, deviations), 2)
+    return {
+        name: {
+            "deviation": _rounded(deviations[place]),
+            "correlations": {
+                names[other]: float(shares[place, other]) for other in range(place) if shares[place, other]
+            },
+        }
+        for place, name in enumerate(names)
+    }
+
+
+def _flat(fits: Mapping[str, Mapping[str, Any]]) -> CommentedMap:
+    """The mapping as one line for each rate."""
+    found = CommentedMap()
+    for software, rates in fits.items():
+        found[software] = CommentedMap(rates)
+        for name, rate in rates.items():
+            found[software][name] = line = CommentedMap(rate)
+            line.fa.set_flow_style()
+    return found
 
 
 def _rounded(value: float) -> float:

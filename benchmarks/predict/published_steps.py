@@ -10,7 +10,7 @@ from scipy.optimize import lsq_linear
 from benchmarks.published_layouts import published_recipes
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Dtype, Gpu
-from llmb.catalogue.schema import RatesFile
+from llmb.catalogue.schema import Prior, RatesFile
 from llmb.prediction.prediction import rates_of
 from llmb.prediction.step_time import NominalStep, Rates, nominal_step, priced
 from llmb.runs.choices import Choices
@@ -75,8 +75,7 @@ def published_steps(catalogue: Catalogue) -> list[PublishedStep]:
 
 def means(file: RatesFile) -> Rates:
     """What was known before any published step."""
-    priors = {name: rate.prior.mean for name, rate in file.rates.items() if rate.prior}
-    return {**rates_of(file), **priors}
+    return {**rates_of(file), **{name: prior.mean for name, prior in priors(file).items()}}
 
 
 def fit(steps: Sequence[PublishedStep], gpu: Gpu, file: RatesFile) -> Rates:
@@ -85,27 +84,36 @@ def fit(steps: Sequence[PublishedStep], gpu: Gpu, file: RatesFile) -> Rates:
     A step is linear in its rates, but for the choice of the slowest rank and what exceeds a window.
     """
     found = dict(means(file))
-    free = {name: rate.prior for name, rate in file.rates.items() if rate.prior}
+    for _ in range(PASSES):
+        rows, aims = equations(steps, gpu, file, found)
+        solved = lsq_linear(rows, aims, bounds=(0, np.inf)).x
+        found |= dict(zip(priors(file), map(float, solved), strict=True))
+    return found
+
+
+def priors(file: RatesFile) -> dict[str, Prior]:
+    return {name: rate.prior for name, rate in file.rates.items() if rate.prior}
+
+
+def equations(steps: Sequence[PublishedStep], gpu: Gpu, file: RatesFile, found: Rates) -> tuple[np.ndarray, np.ndarray]:
+    """What the fitted rates solve, in standard deviations: their priors, and the steps with features at ``found``."""
+    free = priors(file)
     families: dict[object, list[PublishedStep]] = {}
     for step in steps:
         if not step.is_slip:
             families.setdefault(step.family, []).append(step)
     certainty = np.diag([1 / prior.deviation for prior in free.values()])
-    for _ in range(PASSES):
-        rows, aims = [certainty], [certainty @ np.array([prior.mean for prior in free.values()])]
-        for family in families.values():
-            features = [features_of(nominal_step(step.plan, gpu, found)) for step in family]
-            wanted = np.array([[of.get(name, 0.0) for name in free] for of in features])
-            assumed = [{name: each for name, each in of.items() if name not in free} for of in features]
-            seconds = np.array([step.seconds for step in family])
-            covariance = SPREAD**2 + SCATTER**2 * np.eye(len(family))
-            whitened = np.linalg.cholesky(np.linalg.inv(covariance)).T
-            rows.append(whitened @ (wanted / seconds[:, None]))
-            aims.append(whitened @ (1 - np.array([priced(each, found) for each in assumed]) / seconds))
-        solved = lsq_linear(np.concatenate(rows), np.concatenate(aims), bounds=(0, np.inf)).x
-        values = dict(zip(free, map(float, solved), strict=True))
-        found |= values
-    return found
+    rows, aims = [certainty], [certainty @ np.array([prior.mean for prior in free.values()])]
+    for family in families.values():
+        features = [features_of(nominal_step(step.plan, gpu, found)) for step in family]
+        wanted = np.array([[of.get(name, 0.0) for name in free] for of in features])
+        assumed = [{name: each for name, each in of.items() if name not in free} for of in features]
+        seconds = np.array([step.seconds for step in family])
+        covariance = SPREAD**2 + SCATTER**2 * np.eye(len(family))
+        whitened = np.linalg.cholesky(np.linalg.inv(covariance)).T
+        rows.append(whitened @ (wanted / seconds[:, None]))
+        aims.append(whitened @ (1 - np.array([priced(each, found) for each in assumed]) / seconds))
+    return np.concatenate(rows), np.concatenate(aims)
 
 
 def features_of(nominal: NominalStep) -> dict[str, float]:

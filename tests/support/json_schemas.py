@@ -20,6 +20,7 @@ from llmb.nodes.doctor import check_records as health
 from llmb.prediction.prediction import BeyondNvlink
 from llmb.prediction.scale import Goodput, TrainingCost
 from llmb.prediction.search import Goal
+from llmb.prediction.uncertainty import ErrorSource
 from llmb.readers.anomalies import Anomalies
 from llmb.readers.logs.outcome import Status
 from llmb.reports.doctor_report import DriftReport
@@ -263,6 +264,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "unspecified[]": Unspecified,
         "ci95_s": tuple[float, float],
         "errors": dict[str, dict[str, float | str]],
+        "error_sources[]": ErrorSource,
         "breakdown_s": dict[str, float],
         "energy_j_per_token_at_most": float | None,
         "training": TrainingCost | None,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schema of the catalogue's data files."""
 
+from math import log1p
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -69,6 +70,18 @@ class ExpectedError(Record):
     rows: int | None = None
     source: str
 
+    @property
+    def log_errors(self) -> tuple[float, float]:
+        """Both errors as logarithms, in which independent errors add in quadrature."""
+        return -log1p(-self.shorter_pct / 100), log1p(self.longer_pct / 100)
+
+
+class FittedRate(Record):
+    """The relative standard deviation of a fitted rate, and its correlations with others of its fit, listed once."""
+
+    deviation: float = Field(gt=0)
+    correlations: dict[str, float] = Field(default={})
+
 
 class RatesFile(Record):
     """The content of ``rates.yaml``."""
@@ -77,6 +90,9 @@ class RatesFile(Record):
     links: dict[str, StepRate]
     software: dict[str, SoftwareRates]
     errors: dict[str, ExpectedError]
+    fits: dict[str, dict[str, FittedRate]]
+    """Rates that were fitted together, by the software of the published steps. Other names are GPU types, with their
+    ``relative_efficiency``."""
 
 
 class ModelFile(Record):

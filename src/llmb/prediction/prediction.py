@@ -13,7 +13,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Dtype, Gpu, Layout, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.catalogue.schema import ExpectedError, RatesFile
+from llmb.catalogue.schema import ExpectedError, FittedRate, RatesFile
 from llmb.prediction.memory import settle_sharding
 from llmb.prediction.step_time import (
     BUBBLE,
@@ -69,6 +69,7 @@ class Calibration:
     software: the one that has the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only
     computation and bubble if ``computes``. machine: measurements that refine the rates. error: ``node`` or ``recipe``
     replaces the expected error of a prediction's case, ``bench`` adds to it, and ``model`` changes nothing.
+    fits: how uncertain the fitted ones among ``rates`` are, one mapping per fit.
     """
 
     text: str
@@ -78,6 +79,7 @@ class Calibration:
     computes: bool = False
     machine: MeasuredMachine | None = None
     error: str = "model"
+    fits: Sequence[Mapping[str, FittedRate]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,10 @@ class Prediction:
         }
         return tuple(
             BeyondNvlink(
-                name, gpus, domain, self.seconds - sum(_terms(self.plan, self.gpu, self.calibration, joined).values())
+                name,
+                gpus,
+                domain,
+                self.seconds - sum(predicted_terms(self.plan, self.gpu, self.calibration, joined).values()),
             )
             for name, (gpus, joined) in groups.items()
             if gpus > domain
@@ -145,9 +150,7 @@ class Prediction:
 
 def interval_s(seconds: float, errors: Iterable[ExpectedError]) -> tuple[float, float]:
     """Return the 95 % interval of a predicted step. Errors are independent: their logarithms add in quadrature."""
-    known = [*errors]
-    shorter = math.hypot(*(-math.log1p(-each.shorter_pct / 100) for each in known))
-    longer = math.hypot(*(math.log1p(each.longer_pct / 100) for each in known))
+    shorter, longer = (math.hypot(*side) for side in zip(*(each.log_errors for each in errors), strict=True))
     return seconds * math.exp(-shorter), seconds * math.exp(longer)
 
 
@@ -167,7 +170,10 @@ def rates_of(rates: RatesFile, software: str = DOCUMENTS) -> Rates:
 
 
 def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibration:
-    return Calibration("none: rates of published steps", rates_of(rates, software), software)
+    values, fitted = rates_of(rates, software), rates_of(rates, BRIDGE)
+    own = {name for name, value in values.items() if value != fitted[name]}
+    fits = [{name: rate for name, rate in fit.items() if name not in own} for fit in rates.fits.values()]
+    return Calibration("none: rates of published steps", values, software, fits=fits)
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
@@ -215,10 +221,10 @@ def predict(
 ) -> Prediction:
     """Predict the step of ``plan``. Raises UsageError if ``why_not_predicted`` gives a reason."""
     expected = {name: errors[name] for name in error_names(plan, gpu, calibration)}
-    return Prediction(plan, gpu, _terms(plan, gpu, calibration, cache=cache), calibration, expected)
+    return Prediction(plan, gpu, predicted_terms(plan, gpu, calibration, cache=cache), calibration, expected)
 
 
-def _terms(
+def predicted_terms(
     plan: EnginePlan, gpu: Gpu, calibration: Calibration, joined: Container[str] = (), cache: StepCache | None = None
 ) -> dict[str, float]:
     # Measured rates are already those of the chip.

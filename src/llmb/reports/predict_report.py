@@ -22,6 +22,7 @@ from llmb.prediction.scale import (
     training_cost,
 )
 from llmb.prediction.search import Candidate, Constraints, Goal, Remedy
+from llmb.prediction.uncertainty import ErrorSource, error_sources
 from llmb.reports.formats import cell, duration, formatted, interval_of, number, whole
 from llmb.reports.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.reports.table import Column, Shown, Table, csv_text, fields_of, numbers, rows_table, table_of, texts
@@ -154,6 +155,7 @@ class RunPrediction(Shown):
         rows = chain(memory, step) if lacks else chain(step, memory)
         yield rows_table(title, ("metric", "predicted", "note"), chain(rows, _further_rows(self)), right=("predicted",))
         yield waterfall("Where the step goes", self.prediction.terms)
+        yield from _sources_table(self.error_sources)
         if curve := self.curve:
             columns = [
                 *numbers("GPUs: gpus", "batch: prediction.plan.recipe.layout.gbs", form=whole),
@@ -180,7 +182,7 @@ class RunPrediction(Shown):
             "layout": prediction.plan.recipe.layout,
             **fields_of(prediction.plan, "recompute", "parallelism.dp_sharding", "parallelism.dp_shard_size"),
             **fields_of(prediction, "step_time_s: seconds", "ci95_s: interval_s", "error_pct", "errors"),
-            **fields_of(prediction, "calibration.software"),
+            **fields_of(self, "error_sources", "prediction.calibration.software"),
             "breakdown_s": dict(prediction.terms),
             **fields_of(figures, "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"),
             **fields_of(figures, "days_per_1t_tokens", "reasons"),
@@ -199,6 +201,10 @@ class RunPrediction(Shown):
                 fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations
             ],
         }
+
+    @property
+    def error_sources(self) -> list[ErrorSource]:
+        return error_sources(self.prediction)
 
     @property
     def training(self) -> TrainingCost | None:
@@ -279,6 +285,23 @@ def _further_rows(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
     yield "calibration", "", prediction.calibration.text
     for each in prediction.unvalidated:
         yield "not validated", "", each
+
+
+LEAST_SHARE = 0.005
+"""The smallest share of a squared half-width with its own line."""
+
+
+def _sources_table(sources: Sequence[ErrorSource]) -> Iterator[Table]:
+    rows = [each for each in sources if each.share >= LEAST_SHARE]
+    if len(rows) < 2:
+        return
+    columns: list[Column[ErrorSource]] = [
+        *texts("source", form=term_title),
+        *numbers("± %: pct", form=formatted("{:.1f}")),
+        Column("share %", lambda each: 100 * each.share, formatted("{:.0f}"), right=True),
+        *texts("basis"),
+    ]
+    yield table_of("Where the interval comes from", rows, columns, caption="± add in quadrature")
 
 
 def _memory_row(memory: MemoryUse | Missing) -> tuple[str, str, str]:
