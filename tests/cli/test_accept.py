@@ -30,7 +30,7 @@ def test_a_dry_run_names_the_commands_and_their_time(capsys: pytest.CaptureFixtu
     [
         (["--partition", "batch"], "--partition applies only to the nodes of a cluster"),
         (["--set", "h100", "--dtype", "fp8"], "--set selects its own recipes"),
-        (["--set", "h100"], "acceptance set h100 is for h100, but this is cpu"),
+        (["--set", "h100"], "acceptance set h100 is for h100, but the GPU type is cpu"),
         (["--dtype", "fp8"], "a recipe requires a workload and a size"),
         (["--set", "h10"], "unknown acceptance set 'h10'"),
         (["--checks", "kernl"], "unknown area or check 'kernl'"),

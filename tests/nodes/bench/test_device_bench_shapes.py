@@ -54,7 +54,7 @@ def test_products_of_all_gpus_are_the_models_flops(workload, size) -> None:
 @pytest.mark.parametrize(("workload", "size"), OTHERS)
 def test_shapes_of_parts_that_are_not_known_are_refused(workload: str, size: str) -> None:
     request = Request(workload=workload, size=size, gpu_type="gb300")
-    with pytest.raises(UsageError, match="cannot be measured, because it has"):
+    with pytest.raises(UsageError, match="cannot be measured, because the model has"):
         recipe_of(CATALOGUE, request, (), "cuda", Machine(gpu_names=("NVIDIA GB300",), cores=1))
 
 

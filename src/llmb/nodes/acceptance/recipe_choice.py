@@ -82,7 +82,7 @@ def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Re
 
 def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None, gpus: int) -> Iterator[ChosenRecipe]:
     if gpu_type != accepted.gpu_type:
-        what = f"acceptance set {accepted.name} is for {accepted.gpu_type}, but this is {gpu_type or 'an unknown GPU'}"
+        what = f"acceptance set {accepted.name} is for {accepted.gpu_type}, but the GPU type is {gpu_type or 'unknown'}"
         raise UsageError(what, do="pass another --set, or omit it")
     most = max(recipe.scale for recipe in accepted.recipes)
     if most > gpus:

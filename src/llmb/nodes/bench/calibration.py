@@ -36,7 +36,7 @@ def calibrate_with_bench(
         if gpu_type_of(row.device, types) != gpu.gpu_type:
             raise UsageError(
                 f"{title} measured {row.device}, but the prediction is for {gpu.gpu_type}",
-                do="calibrate with measurements of that GPU type",
+                do="pass --calibrate with measurements of that GPU type",
             )
     rates = _Rates(list(newest.values()), plan, gpu, usual)
     if not rates.texts:

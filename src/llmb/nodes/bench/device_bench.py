@@ -391,7 +391,7 @@ def recipe_of(
         notes = {"gpu_type": "detected"}
     recipe = resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), notes)
     if parts := recipe.model.other_parts:
-        what = f"the shapes of {recipe.model_name} cannot be measured, because it has {', '.join(parts.names)}"
+        what = f"the shapes of {recipe.model_name} cannot be measured, because the model has {', '.join(parts.names)}"
         raise UsageError(what, do="pass another --workload, or omit it")
     return recipe
 

@@ -349,7 +349,7 @@ def _last_judged(install: Path) -> JudgedNodes | None:
     except BrokenRecord:
         raise
     except OSError as error:
-        raise UsageError(f"the last measurement cannot be read: {error.strerror}", where=str(install)) from error
+        raise UsageError(f"the pairwise measurement cannot be read: {error.strerror}", where=str(install)) from error
 
 
 def _last_checked(install: Path) -> JudgedNodes:

@@ -67,7 +67,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
         raise UsageError("slurm must be a mapping", where=str(path))
     keys = NEW_KEYS | IGNORED_KEYS | {*SAME_KEYS}
     if others := [str(key) for key in data if key not in keys]:
-        raise UsageError(f"unknown keys: {', '.join(others)}", where=str(path), choices=sorted(keys))
+        raise UsageError(f"the file has unknown keys: {', '.join(others)}", where=str(path), choices=sorted(keys))
     variables = _headless_variables(path, data.get("environment_vars") or {}, say)
     values: dict[str, Any] = {name: data.get(name) for name in SAME_KEYS}
     values |= {"path": data.get("install_path"), "environment": data.get("venv_type"), "variables": variables}

@@ -120,7 +120,7 @@ def has_image(target: Path) -> bool:
 
 def _check_file(source: Path, runtime: str) -> None:
     if not has_image(source):
-        raise UsageError("there is no such file, or it is empty", where=str(source))
+        raise UsageError("the image file does not exist, or is empty", where=str(source))
     endings = (SUFFIXES[runtime], *([ARCHIVE] if runtime == "apptainer" else []))
     if source.suffix not in endings:
         do = f"use a file that ends in {' or '.join(endings)}, or the image's name in a registry"

@@ -247,5 +247,5 @@ def _call(
             run_visibly(command, folder=folder, environ=environ)
     except EnvironmentProblem as error:
         text = " && ".join(map(shlex.join, by_hand))
-        do = f"run this on a machine that can, such as one with network access:\n  {text}"
+        do = f"run these commands on another machine, such as one with network access:\n  {text}"
         raise EnvironmentProblem(error.what, do=do) from error

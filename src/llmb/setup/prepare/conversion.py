@@ -200,7 +200,7 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
         # Raises UsageError if the configuration is of another model, or may be, because it has unknown keys.
         name, where = f"{model.model} {model.size}", str(folder.path / CONFIG)
         if differences := list(config_differences(model, folder.config)):
-            what = f"this is not {name}:{itemized(differences)}"
+            what = f"the configuration is not that of {name}:{itemized(differences)}"
             raise UsageError(what, where=where, do="pass the model's workload and size with -w and -s; see 'llmb list'")
         if unknown := list(unknown_keys(model, folder.config)):
             what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
@@ -400,7 +400,7 @@ def origin_of(base: SavedCheckpoint, name: str | None) -> WeightsOrigin:
 def check_base(base: SavedCheckpoint, model: Model) -> None:
     """Raise UsageError if ``base`` does not contain all weights of ``model``."""
     if base.record.lora:
-        raise UsageError("the base contains only adapters", where=str(base.path), do="pass one with weights as --base")
+        raise UsageError("the base contains only adapters", where=str(base.path), do="pass --base with weights")
     if differences := list(model_differences(model, base.record.model)):
         raise UsageError(
             f"the base is a model other than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)

@@ -75,7 +75,7 @@ def fetch_model(
     if the hub fails.
     """
     if page is None:
-        do = "pass a local folder: --source or --tokenizer; 'llmb prepare sample' makes small ones"
+        do = "pass a local folder with --source or --tokenizer; 'llmb prepare sample' creates small ones"
         raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
     patterns, needed = (MODEL_FILES, ("config.json", "*.safetensors")) if weights else (TOKENIZER_FILES, (TOKENIZER,))
     return Hub(folders.hub, page=page).fetch(name, "model", patterns, needed, on_bytes)

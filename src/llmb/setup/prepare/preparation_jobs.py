@@ -46,7 +46,7 @@ class PrepareChoices(Record):
     ] = None
     seq_len: Annotated[
         int | None,
-        _option(help="Sequence length of packs. Default: those of the layouts.", minimum=2, metavar="TOKENS"),
+        _option(help="Sequence length of packs. Default: the layouts' lengths.", minimum=2, metavar="TOKENS"),
     ] = None
     dataset_source: Annotated[
         str | None, _option(help="Folder or file with the dataset. Default: the hub.", folder=True)
@@ -130,7 +130,7 @@ def _check_given(source: Source, workload: str, size: str, choices: PrepareChoic
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
     is_specified = choices.skip_checkpoint and (choices.tokenizer or prepared)
     if not choices.checkpoint_source and not is_specified:
-        do = f"pass --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' creates one"
+        do = f"pass --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' creates a model"
         raise UsageError(f"the model of {workload} {size} is not on the hub", do=do)
 
 

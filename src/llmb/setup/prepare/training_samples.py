@@ -273,4 +273,4 @@ def _arrow_batches(path: Path) -> "Iterator[pyarrow.RecordBatch]":
 
 
 def _not_a_sample(path: Path, what: str) -> UsageError:
-    return UsageError(f"this is not a dataset like SQuAD: {what}", where=str(path), choices=FORMATS)
+    return UsageError(f"the file is not a dataset like SQuAD: {what}", where=str(path), choices=FORMATS)
