@@ -197,4 +197,4 @@ def test_a_damaged_state_says_so(tmp_path: Path, call: Call) -> None:
     state_path(tmp_path).parent.mkdir()
     state_path(tmp_path).write_text(json.dumps({"made": "/"}))
     code, printed = call("install", tmp_path, "--remove", "--yes")
-    assert (code, "this is not the state of an installation" in printed) == (2, True), printed
+    assert (code, "the file is not the state of an installation" in printed) == (2, True), printed

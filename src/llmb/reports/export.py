@@ -161,7 +161,7 @@ NOT_SCALARS = ("run", "step", "in_window")
 
 
 def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """Write a folder for each run, with a scalar for each number of a step. TensorBoard stores 32-bit scalars."""
+    """Write a folder for each run that has steps, with a 32-bit scalar for each number of a step."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter

@@ -75,7 +75,7 @@ def _scale(job: Job) -> str:
 
 
 def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequence[float]]) -> Table:
-    """Return a table of runs. Step times, which ``step_times`` reads, are shown for at most ``MOST_DRAWN`` runs."""
+    """Return a table of runs; ``step_times`` reads a run's step times, unless there are too many runs to show them."""
     times = step_times if len(runs) <= MOST_DRAWN else lambda _: ()
     columns: list[Column[Job]] = [
         *texts("id", wrap=False),

@@ -114,7 +114,7 @@ def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[ExcludedRun]")
 
 
 def comparison_cases(comparison: "Comparison") -> Iterator[JunitCase]:
-    """Yield one case per row. A recipe without a valid run after the change is an error: it may be broken."""
+    """Yield one case per recipe and excluded run. A recipe without a valid run after the change counts as an error."""
     for row in comparison.rows:
         change = "" if row.delta_pct is None else f"{row.delta_pct:+.2f} % step time"
         if row.ci95_pct:

@@ -202,7 +202,7 @@ def trace_tables(summary: TraceSummary) -> Iterator[Table]:
     unknown = max(summary.ranks, key=lambda rank: sum(item.total_ns for item in rank.unclassified))
     if unknown.unclassified:
         title = f"Unclassified kernels of {printable(unknown.label)}, all steps"
-        caption = "Their names are in no rule of llmb, so it is unknown what they do."
+        caption = "No rule of llmb matches their names, so their activity is unknown."
         yield _names_table(title, unknown, unknown.unclassified, caption)
 
 

@@ -227,7 +227,7 @@ LATENCY = Kind(
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The typical speed of good nodes, and the percentage below it from which a node is slow."""
+    """The typical speed of good nodes, and the percentage below this speed beyond which a node is slow."""
 
     middle: float
     limit_pct: float
@@ -271,7 +271,7 @@ class Readings:
 
 @dataclass
 class Suspicion:
-    """Evidence against nodes, by node index: of failures, and of low speed compared with other nodes."""
+    """The evidence by node against nodes that failed, and nodes that are slow compared with others."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)

@@ -76,7 +76,7 @@ def read_state(root: Path) -> InstallState | None:
         raise UsageError(f"the state of the installation cannot be read: {error.strerror}", where=str(path)) from error
     except ValidationError as error:
         do = "if the file is damaged, or from another version of llmb, move it away, and run 'llmb install' again"
-        raise UsageError("this is not the state of an installation", where=str(path), do=do) from error
+        raise UsageError("the file is not the state of an installation", where=str(path), do=do) from error
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
