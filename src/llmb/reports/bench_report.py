@@ -91,7 +91,7 @@ def _notes(rows: Sequence[Measurement]) -> str | None:
 
 
 def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
-    """Return the unit for all rows of a table, and its seconds: the largest in which the median is at least 1."""
+    """Return the largest unit in which the median time of a table's rows is at least 1, and its seconds."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 

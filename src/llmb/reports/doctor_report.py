@@ -17,7 +17,7 @@ from llmb.runs.conditions import rule_of as condition_rule
 LONGEST_TITLE = 26
 """The maximum width of a check's title, which leaves space for the advice."""
 MOST_NAMES = 5
-"""More names than this are replaced by ``all`` or ``all others`` if all these checks have the same reason."""
+"""More names than this are replaced by ``all`` or ``all others``, unless checks of the area have other reasons."""
 HostList = Callable[[Sequence[str]], str]
 """Names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"

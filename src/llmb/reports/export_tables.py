@@ -69,7 +69,7 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
 
 
 def _columns(kind: type[Scalar], record: str, *names: str) -> list[Column[Any]]:
-    """Return columns for values of the record at the path ``record``, named as in ``texts``, including units."""
+    """Return columns of values in the record at the path ``record``, named as in ``texts``; names include the unit."""
     return [replace(column, value=f"{record}{column.value}") for column in texts(*names, kind=kind)]
 
 
@@ -197,7 +197,7 @@ def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def _lines(rows: Sequence[Mapping[str, Scalar | None]]) -> Iterator[str]:
-    """Yield the lines grouped by metric, as both formats require."""
+    """Yield the lines grouped by metric, as OpenMetrics and Prometheus require."""
     yield f"# TYPE {PREFIX}run gauge"
     yield from (f"{PREFIX}run{_labels(row, (*LABELS, *DESCRIBING))} 1" for row in rows)
     for name in (column.header for column in RESULTS if column.kind is float):
@@ -214,6 +214,6 @@ def _labels(row: Mapping[str, Scalar | None], names: Sequence[str]) -> str:
 
 
 def _number(value: Scalar) -> str:
-    """Format a number in full precision, and non-finite ones as both formats require."""
+    """Format a number in full precision, and non-finite ones as OpenMetrics and Prometheus require."""
     number = float(value)
     return repr(number) if math.isfinite(number) else {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}[str(number)]

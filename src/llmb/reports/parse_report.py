@@ -57,7 +57,7 @@ class ParseReport:
 
 
 def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[AnalyzedRun], *, full_names: bool) -> ParseReport:
-    """Return the report. Equal names of logs are distinguished by their paths below the (common) directory."""
+    """Return the report; logs of equal names are distinguished by their paths below the common directory."""
     ordered = sorted(runs, key=lambda run: run.log_path.parts)
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
     paths = {run.log_path.absolute() if len(roots) > 1 else run.log_path: run.log_path for run in ordered}
@@ -139,7 +139,7 @@ def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path
 
 
 def _short_name(file_name: str) -> str:
-    """Return the experiment and its job, without ``log-``, the account, ``.out`` and the number of a first attempt."""
+    """Return a log's name without ``log-``, the account, ``.out``, ``.gz`` and the number of a first attempt."""
     return _ACCOUNT.sub("", file_name).removesuffix(".gz").removesuffix(".out").removesuffix("_0") or file_name
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step times by activity, and NCCL's collectives, tests and network, as tables, JSON documents and a picture."""
+"""Step times by activity, and NCCL's collectives, test results and network, as tables, JSON and a picture."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict

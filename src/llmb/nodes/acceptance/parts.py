@@ -48,7 +48,7 @@ class AcceptancePart(Record):
     status: Status
     value: str
     reference: str | None = None
-    """The value with which the part's own value is compared, if any."""
+    """The value to compare with, if any."""
     command: str | None = None
     """The command that repeats the part."""
     training: bool = False
@@ -96,11 +96,11 @@ class PartsFolder:
 
     @property
     def seconds(self) -> float:
-        """Return the total seconds that the parts took so far, including those with saved results."""
+        """Return the seconds that all parts took so far, including those with saved results."""
         return sum(part.seconds for part in self.done)
 
     def do(self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None) -> PartResult:
-        """Return the result of a command, which is run unless its result is saved, or only planned without a folder.
+        """Run a command unless its result is saved, and return the result; without a folder, only plan the command.
 
         Raises the command's error if its exit code is not in ``ANSWERS``, UserInterrupt on a signal, NotWritable if
         saving fails.

@@ -24,7 +24,7 @@ START_S, TINY_S = 90.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class ChosenRecipe:
-    """A model at a scale in one or more dtypes. Without dtypes, scale or GPU type, ``llmb run`` uses its default."""
+    """A model at a scale in one or more dtypes. If a value is empty or None, ``llmb run`` uses its default."""
 
     workload: str
     size: str

@@ -65,7 +65,7 @@ class NodeReading(Record):
 
 
 class PairReading(Record):
-    """The measurements of a pair of nodes in a round; ``far`` if the nodes are not neighbors in the list."""
+    """The measurements of a pair of nodes in a round; ``far`` is True if the nodes are not neighbors in the list."""
 
     first: int
     second: int
@@ -260,7 +260,7 @@ def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All measurements of a job; ``names`` are its nodes, to which indexes elsewhere refer."""
+    """All measurements of a job; ``names`` are the job's nodes, to which other fields refer by index."""
 
     names: Sequence[str]
     alone: Mapping[int, NodeReading]

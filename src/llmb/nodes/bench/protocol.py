@@ -114,7 +114,7 @@ class CaseList(Record):
 
 
 class Timing(Record):
-    """The timing of a case in seconds: median, minimum and maximum of ``repeats``, or None with a ``reason``."""
+    """The median, minimum and maximum seconds of ``repeats`` repetitions of a case, or None with a ``reason``."""
 
     seconds: float | None
     fastest: float | None = None

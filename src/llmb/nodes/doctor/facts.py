@@ -107,7 +107,7 @@ Ask = Callable[[Sequence[str], float], Output]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactSource(SystemFiles):
-    """The sources of facts about a node; in tests, recorded files and answers of programs and the kernel."""
+    """The sources of facts about a node, which tests replace with recorded files and answers."""
 
     ask: Ask = ask_program
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

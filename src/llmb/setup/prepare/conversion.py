@@ -337,7 +337,7 @@ def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_no
 def base_and_adapters(
     checkpoint: SavedCheckpoint, explicit: Path | None, on_note: OnNote, *, verify: bool
 ) -> tuple[Path, MergedAdapters]:
-    """Return the path of the adapters' base, see ``base_of``, and the adapters to merge into it."""
+    """Return the path of the adapters' base (see ``base_of``), and the adapters to merge into the base."""
     base, lora = base_of(checkpoint, explicit), checkpoint.record.lora
     assert lora, "the checkpoint contains adapters"
     if verify:

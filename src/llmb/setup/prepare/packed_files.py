@@ -113,7 +113,7 @@ class Documents:
 
 
 def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
-    """Encode the samples in ``path`` into a file in ``temporary``; call ``on_count`` with the number of them so far.
+    """Encode the samples in ``path`` into a file in ``temporary``; call ``on_count`` with the number of samples so far.
 
     This takes memory for one batch and two numbers per sample. Raise OSError if writing fails.
     """

@@ -36,7 +36,7 @@ class Malformed(ValueError):
 
 
 def from_question(context: str, question: str, answers: tuple[str, ...]) -> DatasetSample | None:
-    """Format a question about a text with the template; None if it has no answer."""
+    """Format a question about a text with the template; return None if the question has no answer."""
     if not answers or not answers[0].strip():
         return None
     return DatasetSample(f"Context: {context} Question: {question} Answer:", answers[0], answers)

@@ -31,7 +31,7 @@ State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A folder in the documents' listing. make, repair: the commands that prepare a missing or a damaged one."""
+    """A folder in the documents' listing; ``make`` and ``repair`` prepare the folder if it is missing or damaged."""
 
     name: str
     path: Path
@@ -53,7 +53,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The state of all items. needed_bytes: an estimate of the space for weights that are not complete."""
+    """The state of all items; ``needed_bytes`` is an estimate of the space for weights that are not complete."""
 
     workload: str
     size: str

@@ -111,7 +111,7 @@ def _way(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Ex
 
 
 def views(group: BenchGroup, collective: Collective, size: Extent, *, in_place: bool) -> tuple[Tensor, Tensor]:
-    """Return the send and receive buffers; in place, they overlap in one buffer as NCCL defines it."""
+    """Return the send and receive buffers; if ``in_place``, they overlap in one buffer as NCCL requires."""
     if not in_place:
         return group.sent[: size.sent], group.received[: size.received]
     sent, received = group.received[: size.sent], group.received[: size.received]
