@@ -81,7 +81,7 @@ def date_of(run: AnalyzedRun) -> str | None:
 
 
 def time_fields(outcome: LogOutcome) -> dict[str, Any]:
-    """Return the statistics of the step times; for a coarse clock, those of single steps are None."""
+    """Return the statistics of the step times; with a coarse clock, the median, minimum and maximum are None."""
     unknown = _OF_SINGLE_STEPS if outcome.clock_error_s else ()
     found = {} if outcome.step_time_s is None else all_statistics(outcome.step_time_s)
     return {key: None if key in unknown else value for key, value in found.items()}

@@ -271,7 +271,7 @@ class Readings:
 
 @dataclass
 class Suspicion:
-    """The evidence by node against nodes that failed, and nodes that are slow compared with others."""
+    """Evidence, by node index, against failed nodes, and against nodes that are slow compared with others."""
 
     failed: dict[int, list[str]] = field(default_factory=dict)
     slow: dict[int, list[str]] = field(default_factory=dict)

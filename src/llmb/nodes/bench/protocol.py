@@ -173,7 +173,7 @@ ALIGNED = 16
 SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter", "sendrecv"])
 """Collectives for which nccl-tests prints the reduction ``sum``, even though sendrecv does not reduce."""
 UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
-"""Collectives that may overwrite data before it is sent if they are in place, so that no result is expected."""
+"""Collectives that, in place, may overwrite data before it is sent, so that no result is expected."""
 BASES, WEIGHTS = 61, 64
 """Bounds of values, small enough that sums over 8,000 ranks are exact in fp32."""
 

@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that were measured, those that could not be, and nodes that did not report."""
+    """The measured parts, the parts that could not be measured, and the nodes that did not report."""
 
     measured: tuple[Part, ...]
     failed: tuple[tuple[str, NotMeasured], ...]

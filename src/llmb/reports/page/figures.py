@@ -147,7 +147,7 @@ def _name_of(run: AnalyzedRun, other: AnalyzedRun) -> str:
 def _lines(
     name: str, color: str, own: Points, other: Points, runs: tuple[AnalyzedRun, AnalyzedRun | None]
 ) -> list[Line]:
-    """Return the line of a run, preceded by that of its baseline, if any, in another color."""
+    """Return the line of a run, preceded by its baseline's line, if any, in another color."""
     run, baseline = runs
     if baseline is None or not other:
         return [Line(name, color, own)]

@@ -159,7 +159,7 @@ class Answers(Record):
 
 @cache
 def answers_schema() -> type[Answers]:
-    """Return the schema of all answers, with those of every scheduler."""
+    """Return the schema of all answers, including the answers for every scheduler."""
     parts = (item.answers for item in all_schedulers() if item.answers is not Record)
     option = _cluster(help="Scheduler of the cluster, or local for this machine alone.")
     fields: dict[str, Any] = {"scheduler": (Annotated[Literal[tuple(SCHEDULERS)] | None, option], None)}
@@ -170,7 +170,7 @@ OPTIONS = options_of(answers_schema())
 
 
 def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> Answers:
-    """Return the answers in the environment variables of the reference suite, including those of ``schedulers``."""
+    """Return the answers in the reference suite's environment variables, including the variables of ``schedulers``."""
     names = {*Answers.model_fields}.union(*(find_scheduler(name).answers.model_fields for name in schedulers))
     options = [option for name, option in OPTIONS.items() if name in names]
     values = {option.name: environ.get(variable, "").strip() for option in options for variable in option.set_by}

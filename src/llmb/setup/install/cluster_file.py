@@ -103,7 +103,7 @@ COMMENTS = {
     "container": "what the workers run in",
     "reference_suite": "the documents' own software, by workload",
 }
-"""Comments by key of the file; each scheduler supplies those of its own section."""
+"""Comments by key of the file; each scheduler supplies the comments of its section."""
 Section = Mapping[str, Any]
 
 

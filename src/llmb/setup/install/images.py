@@ -55,7 +55,7 @@ class ImageRequest:
     runtime: str
     """``pyxis`` or ``apptainer``."""
     architecture: str | None = None
-    """Architecture of the nodes, as ``uname -m`` prints it; None for that of this machine."""
+    """Architecture of the nodes, as ``uname -m`` prints it; None for this machine's architecture."""
     force: bool = False
     """True to import the image again and replace the existing file."""
 

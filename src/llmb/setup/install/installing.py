@@ -73,8 +73,8 @@ class Installed:
 
 
 def all_answers(answers: Answers, root: Path) -> Answers:
-    """Return the explicit answers, completed by those of the installation in ``root`` or, if it has none, by those in
-    its cluster_config.yaml. Raise UsageError for files that cannot be used.
+    """Return the explicit answers, completed from the installation in ``root`` or, if there is none, from
+    cluster_config.yaml in ``root``. Raise UsageError if a file cannot be used.
     """
     state = read_state(root)
     if state is None:

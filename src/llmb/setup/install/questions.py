@@ -89,7 +89,7 @@ class GpuType(GeneralQuestion):
         return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
 
     def assumed(self) -> str | None:
-        """Return the GPU type of this machine if it runs the jobs itself, otherwise that of the scheduler's nodes."""
+        """Return the GPU type of this machine if it runs the jobs itself, otherwise the scheduler's nodes' type."""
         if not self.queues:
             return self.around.gpu_type or (CPU if not self.around.gpus else None)
         kind = (self.nodes.gres_type or "").lower() if self.nodes else ""
@@ -313,7 +313,7 @@ QUESTIONS: Sequence[type[GeneralQuestion]] = (
     Prepare,
     Size,
 )
-"""Questions in order, each after those that it depends on; those of the scheduler are inserted between them."""
+"""Questions in order, each after the ones that it depends on; the scheduler's questions are inserted between them."""
 
 
 def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:

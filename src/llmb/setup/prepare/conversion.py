@@ -148,7 +148,7 @@ def add_context(context: Path, folder: Path) -> None:
 
 
 def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy those of the named files that exist; raise OSError if that fails."""
+    """Copy the files in ``names`` that exist; raise OSError if that fails."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -156,7 +156,7 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Create a weights-only checkpoint from that of another program; resume an import that was killed.
+    """Create a weights-only checkpoint from another program's checkpoint; resume an import that was killed.
 
     Raise UsageError if the source is not a checkpoint of the model, EnvironmentProblem if a package or disk space is
     missing.

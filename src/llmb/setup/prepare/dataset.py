@@ -38,9 +38,9 @@ class DatasetRequest:
     source: Path | None = None
     """A local file or folder; None for the hub."""
     tokenizer: Path | None = None
-    """``tokenizer.json`` or its folder; None for that of the prepared model, else the hub's."""
+    """``tokenizer.json`` or its folder; None for the prepared model's tokenizer, else the hub's."""
     seq_lens: tuple[int, ...] = ()
-    """The sequence lengths; empty for those of all recipes of the size."""
+    """The sequence lengths; empty for the lengths of all recipes of the size."""
     splits: tuple[Split, ...] = SPLITS
     force: bool = False
     verify: bool = False

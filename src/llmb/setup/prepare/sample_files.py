@@ -158,7 +158,7 @@ def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[li
 def _drawn(parts: tuple[Split, ...], count: int) -> Mapping[Split, Sequence[int]]:
     """Return the sample numbers of each part, in order; the last of several parts gets the rest.
 
-    The permutation and the rounding are those of ``datasets.Dataset.train_test_split``, which NeMo calls.
+    The permutation and the rounding are as in ``datasets.Dataset.train_test_split``, which NeMo calls.
     """
     import numpy as np
 

@@ -162,7 +162,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _holds(path: Path, split: Split) -> bool:
-    """Return True if the name of a file, such as ``train-v1.1.json``, or of its folder is that of a split."""
+    """Return True if a file, such as ``train-v1.1.json``, or its folder is named after the split."""
     match = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
     return match is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
 

@@ -341,7 +341,7 @@ def copy(case: CopyCase, device: torch.device) -> PreparedCall:
 
 
 def transfer(case: TransferCase, device: torch.device) -> PreparedCall:
-    """Prepare a transfer; copies of pinned memory are queued like kernels, those of pageable memory block the host."""
+    """Prepare a transfer; copies of pinned memory are queued like kernels, but other copies block the host."""
     here = torch.full((case.size_bytes,), 1, dtype=torch.uint8, pin_memory=case.pinned)
     there = torch.full((case.size_bytes,), 2, dtype=torch.uint8, device=device)
     source, target = (here, there) if case.direction == "host_to_device" else (there, here)

@@ -211,7 +211,7 @@ RAISED = "nofile"
 
 
 def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:
-    """Check the limits of this process, which in a job are those of the job."""
+    """Check the limits of this process, which in a job are the job's limits."""
     for name, number in LIMITS.items():
         of = rule(f"limits_{name}")
         if name == "memlock" and not has_rdma:

@@ -231,7 +231,7 @@ def _port_errors(active: Sequence[Port]) -> Finding:
 
 
 def _mtus(active: Sequence[Port]) -> Finding:
-    """Check the MTUs of RoCE ports; no interface reports those of InfiniBand."""
+    """Check the MTUs of RoCE ports; interfaces do not report the MTUs of InfiniBand ports."""
     of = rule("network_rdma_mtu")
     mtus = {port.name: min(port.mtus) for port in active if port.layer == "Ethernet" and port.mtus}
     if not mtus:
