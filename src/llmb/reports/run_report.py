@@ -33,7 +33,7 @@ STATES = {"faulty": "FAULTY NODE", "doubtful": "DOUBTFUL NODE"}
 
 
 def machine_table(machine: MachineReport) -> Table:
-    """Return a table with one event per row, then the unreadable sources."""
+    """Return a table with one row per event and per unreadable source."""
     kinds = machine_rules().kinds
     rows = [
         *((one.node, kinds[one.kind].title, one.state, event_text(one), one.advice) for one in machine.events),

@@ -316,7 +316,7 @@ def _verdict(row: Row) -> str:
 
 
 def _change(row: Row) -> str:
-    """Format the change with enough digits to distinguish it from the tolerance: '+3.0' must not exceed 3 %."""
+    """Format the change with enough digits to distinguish it from the tolerance, such as +3.04 from 3 %."""
     delta, limit = row.delta_pct, row.tolerance_pct
     if delta is None:
         return signed_pct(None)

@@ -80,7 +80,7 @@ def _complete(target: Path) -> SavedCheckpoint:
 
 def _other(target: Path, what: str) -> UsageError:
     return UsageError(
-        f"the existing checkpoint is {what}", where=str(target), do="remove this folder to prepare another one"
+        f"the existing checkpoint is {what}", where=str(target), do="remove this folder to prepare another checkpoint"
     )
 
 

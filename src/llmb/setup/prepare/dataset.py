@@ -147,7 +147,7 @@ class _Preparation:
             shutil.rmtree(path, ignore_errors=True)
 
     def _check_samples(self, existing: SampleFiles) -> None:
-        """Raise UsageError if the existing samples were made from something else, or are damaged."""
+        """Raise UsageError if the existing samples have another source or template, or are damaged."""
         path, name = self.request.source, self.source.dataset
         if path is not None and not _same_content(local := local_source(path, split_files(path)), existing.source):
             what = f"{name} was prepared from {existing.source}, not from {local}"
