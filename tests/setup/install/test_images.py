@@ -153,7 +153,7 @@ def test_a_file_that_the_runtime_starts_is_taken_where_it_lies(imported: Import,
         with pytest.raises(UsageError, match="cannot run a file of this type"):
             imported(tmp_path / name, runtime)
     small.write_bytes(b"")
-    with pytest.raises(UsageError, match="it is empty"):
+    with pytest.raises(UsageError, match="is empty"):
         imported(small)
 
 
