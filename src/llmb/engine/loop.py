@@ -103,7 +103,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     check_weights(plan)
     environment = describe_environment(ranks)
     record_environment(folder, ranks, environment)
-    torch.manual_seed(plan.seed)  # of all generators but those of data and initial weights, which have their own
+    torch.manual_seed(plan.seed)  # not for data and initial weights, which have their own generators
     stages = prepare_stages(plan, ranks)
     models = [stage.model for stage in stages]
     attention = choose_attention(models, plan, ranks)
@@ -149,7 +149,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
         saver.finish()
     profiler.close()
     if gpus:
-        with suppress(OSError):  # the run is done: it does not fail for this
+        with suppress(OSError):  # the run is complete, and must not fail for this
             record_environment(folder, ranks, chosen.model_copy(update={"gpus_at_end": gpus}))
     # No steps if the previous attempt completed all.
     if ranks.is_first and not ranks.alone and plan.recipe.model.moe and plan.steps:

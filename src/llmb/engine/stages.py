@@ -73,7 +73,7 @@ def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> li
     if path.joins_products:
         join_products(models, adjacent_weights)
     if path.gradient_sums == "after the product" and (several or exchange):
-        # The mean of all ranks, too, is then the gradient of a bf16 parameter.
+        # This also permits the exchange to assign fp32 means as gradients of bf16 parameters.
         accumulate_in_fp32(models)
     elif path.gradient_sums == "by the product" and several:
         sum_in_products(stages)

@@ -92,7 +92,7 @@ class ExpertLoadCounter:
         self.experts = model.moe.experts if model.moe else 0
         numbers = [number for number in range(model.layers) if model.is_moe_layer(number)]
         self.layers = torch.tensor(numbers, dtype=torch.int64, device=ranks.device)
-        # After those of the experts: tokens that are dropped, rows of the fullest rank times the ranks, of all ranks.
+        # The last three: dropped tokens, the fullest rank's rows times the number of ranks, and all ranks' rows.
         self.columns = torch.zeros(model.layers, self.experts + 3, dtype=torch.int64, device=ranks.device)
         self.total = torch.zeros_like(self.columns)
         for stage in stages:
@@ -196,7 +196,7 @@ class PendingStep:
 
 
 class RankStep(NamedTuple):
-    """A rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. The last four: ``Figures``."""
+    """A rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. From tokens on: ``Figures``."""
 
     has_loss: float
     loss: float

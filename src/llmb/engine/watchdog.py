@@ -77,10 +77,9 @@ def pending_collectives(*, saving: bool) -> Collectives:
 
 
 def _members(group: str) -> list[int]:
-    """Return the ranks of the process group named ``group``, or an empty list if it does not exist."""
     try:
         return dist.get_process_group_ranks(c10d._resolve_process_group(group))  # type: ignore[arg-type]
-    except RuntimeError:  # it is destroyed, or not yet registered
+    except RuntimeError:  # the group is destroyed, or not yet registered
         return []
 
 
@@ -305,7 +304,7 @@ class Watchdog:
     def _verdict(self, beat: Beat) -> str | None:
         """Return the cause of a hang; None if there is no hang, or if it is not this rank's turn to find the cause."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
-        # It begins to read early enough to detect silent ranks by its turn.
+        # Begin to read early enough to have detected silent ranks by this rank's turn.
         soon_s = over_s + self.patience_s + 2 * self.interval_s
         self.heartbeats.reading = has_turn(self.rank, soon_s, self.patience_s)
         if not has_turn(self.rank, over_s, self.patience_s):

@@ -26,7 +26,7 @@ def work(folder: RunFolder) -> None:
     from llmb.engine.parallel.alone import pretend_others
 
     plan = attempt_plan(read_record(folder))
-    if plan.profile is None or plan.profile.profiler != "nsys":  # which may start ranks from a thread that ends
+    if plan.profile is None or plan.profile.profiler != "nsys":  # nsys may start ranks from a thread that ends
         end_with_parent()
     progress = Progress(plan.first_step)
     start_watchdog(plan, folder, progress)
@@ -37,7 +37,7 @@ def work(folder: RunFolder) -> None:
         sampler = start_sampler(folder.resources_of(node), node, plan.resource_interval_s, plan.device)
     ranks = join_ranks(plan, folder.path) if plan.recipe.pretended_rank is None else pretend_others(plan)
     train(plan, folder, ranks, progress)
-    if sampler:  # which takes a last sample; where training fails it ends with this process
+    if sampler:  # takes a last sample; if training fails, it ends with this process
         sampler.end()
     keep_network_lines(own_log, folder)
     progress.enter("end", plan.last_step)
@@ -51,7 +51,7 @@ def main() -> None:
         work(RunFolder(Path(sys.argv[1])))
         exit_code = 0
     except Exception as error:  # noqa: BLE001 (top level of the process: any error ends this rank)
-        if isinstance(error, LlmbError):  # which says what to do; where it was raised does not help
+        if isinstance(error, LlmbError):  # its text says what to do; a traceback would not help
             sys.stderr.write(f"{error.text()}\n")
         else:
             traceback.print_exc()

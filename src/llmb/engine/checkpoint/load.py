@@ -172,8 +172,8 @@ def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], pla
     path = Path(reader.path).parent
     saved = reader.read_metadata().state_dict_metadata
     wanted = {name: tensor for of_stage in each for name, tensor in of_stage.items()}
-    # A generator that the saving run did not have, because it ran on another type of device, keeps its seed. If it
-    # did not use FP8 with delayed scaling, that state is initialized.
+    # A generator that the saving run did not have, because it ran on another type of device, keeps its seed. FP8 scales
+    # that it did not have, because it used no delayed scaling, keep their initial values.
     state = {name: value for name, value in wanted.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
         raise UsageError(f"the checkpoint lacks {listed(missing, 1)}", where=str(path))

@@ -274,7 +274,7 @@ class Saver:
         if plan.save_checkpoint:
             per_node = ranks_of_node(ranks.world_size)
             self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, CHECKPOINT_GROUP, LONGEST_SAVE)
-            # The folder in the run's own is made with the first checkpoint.
+            # The default folder, which is in the run folder, is created with the first checkpoint.
             check_shared_folder(plan, self.folder if plan.checkpoint_dir else folder.path, ranks, self.hosts)
 
     @property

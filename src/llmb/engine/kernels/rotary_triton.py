@@ -106,7 +106,6 @@ def _store_both(
     LARGEST,
     INTERLEAVED: tl.constexpr,
 ):
-    """Store casts of the first and the second elements of pairs, for the head that begins at column ``begin``."""
     if INTERLEAVED:
         pair = begin + first
         _store_pairs(one, two, scale, values, transposed, row, pair, values_row, transposed_row, live, LARGEST)

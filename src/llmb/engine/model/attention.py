@@ -239,7 +239,7 @@ def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
     kernel = varlen_attn if query.shape[1] == key.shape[1] else partial(varlen_attn, enable_gqa=True)
     before = -1 if options.window is None else options.window - 1
     output = kernel(query, key, value, *lengths, scale=options.scale, window_size=(before, 0))
-    assert isinstance(output, Tensor)  # a tuple if more results were asked for
+    assert isinstance(output, Tensor)  # a tuple if more results were requested
     return output
 
 

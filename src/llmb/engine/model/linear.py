@@ -202,8 +202,6 @@ def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor)
 def _add_shard_product(
     total: Tensor, is_empty: Tensor, gradient: Tensor, shard: Tensor, weight: Tensor, name: str, size: int, rank: int
 ) -> Tensor:
-    """Gather the whole sequence and call ``add_product`` with it; return the gradient of ``shard``."""
-
     def to_weight(whole: Tensor) -> None:
         add_product(total, is_empty, gradient.flatten(0, -2), whole.flatten(0, -2))
 

@@ -228,7 +228,6 @@ def within(places: Tensor, columns: int) -> Tensor:
 def _from_columns(
     head: Head, hidden: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor, weight: Tensor
 ) -> Tensor:
-    """Compute the weight's gradient from recomputed logits, a range of columns at a time."""
     rows, columns = len(hidden), len(weight)
     length = chunk_length(columns, rows, hidden.itemsize, chunk_bytes(rows, columns, head.smallest_bytes))
     sliced = chunk_length(rows, length, 4, slice_bytes(rows, columns))

@@ -129,7 +129,7 @@ class Experts(nn.Module):
             inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
             return grouped_matmul(inner, self.matrices("down_proj"), counts)
         host_counts = counts.tolist() if host_counts is None else host_counts
-        # FSDP gathers experts after the block that they are in, where other weights are cast.
+        # FSDP gathers experts later than the rest of their block, so they are cast here and not at its start.
         for layer in self.kept:
             layer.keep_weight()
         return self.products(self, rows, host_counts)

@@ -174,7 +174,7 @@ class Hosts:
         self.nodes = None
         if len(firsts) > 1:
             is_one = rank == self.first
-            # The others make one of themselves: torch names a group by its ranks and the number of groups before it.
+            # The others create groups of one: torch names a group by its ranks and the number of groups before it.
             made = _group(firsts if is_one else range(rank, rank + 1), description, timeout)
             self.nodes = made if is_one else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads weights and adapters of a checkpoint, and converts them to safetensors files; imports adapters of peft."""
+"""Reads weights and adapters of a checkpoint, and converts them to safetensors files; imports adapters from peft."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -57,7 +57,7 @@ class SafetensorsFiles:
         file = self.stored[name].file
         try:
             with safe_open(self.folder / file, framework="pt") as content:
-                part: Tensor = content.get_slice(name)[first:end].clone()  # of the map of the whole file
+                part: Tensor = content.get_slice(name)[first:end].clone()  # so that the map of the file is freed
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{name} in {file} cannot be read: {error}", do="download it again") from error
         if not_finite(part):
