@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous of a run's processes, and their communication on the host: the store, and gloo groups.
 
-On one node, the store is a file that only its user can open. On several nodes, rank 0 listens only at the address that
-the launcher chose; keys begin with an ID of the run, so that ranks of two runs never read each other's keys.
+On one node, the store is a file that only its user can open. On several nodes, rank 0 listens at the address that the
+launcher chose (or as in ``listen``); keys begin with an ID of the run, so that no rank reads the keys of another run.
 
 Gloo is registered with torch as a separate backend that has one thread per process group. By default,
 ``ProcessGroupGloo`` runs two threads per group, which race: each assigns the name of the collective that it has
