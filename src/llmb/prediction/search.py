@@ -23,7 +23,7 @@ CONTEXT = (1, 2, 4, 8)
 MOST_STAGES = 64
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[DpSharding, ...] = ("optimizer", "full")
-"""Both in order of decreasing memory."""
+"""Like ``RECOMPUTES``, in order of decreasing memory."""
 ENDS = ("first_stage_layers", "last_stage_layers")
 ALONE = {**dict.fromkeys((*PARALLEL, "mbs"), 1), **dict.fromkeys(ENDS), "counts_embedding_and_loss": False}
 NOT_DIVISIBLE = "do not divide"
@@ -232,8 +232,8 @@ MOST_TP = 8
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Options with which a run fits, the memory of its fullest rank, and their cost, in words and in percent of the
-    predicted step; None if it is not predicted."""
+    """Options with which a run fits, the memory of its fullest rank, and the cost of the options in words and, unless
+    None, in percent of the predicted step."""
 
     options: str
     needed_gib: float

@@ -38,7 +38,7 @@ class AnalyzedRun:
     id: str
     """The short id that commands accept and print."""
     path: Path
-    """Its run folder, or its log if it has no record."""
+    """The run's folder, or its log if it has no record."""
     identity: RunIdentity
     conditions: Mapping[str, Value] = field(default_factory=dict)
     """The conditions that may differ between repeats, under dotted keys: software, hardware, nodes, steps, seed."""

@@ -56,7 +56,7 @@ class Trial(Record):
     """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None if the
     backend cannot be used, and for ``math``, which is exact."""
     problem: str | None = None
-    """The reason why it cannot be used; None if it can."""
+    """The reason why the backend cannot be used; None if it can."""
 
 
 class AttentionReport(Record):
@@ -117,7 +117,7 @@ def _why(choice: AttentionChoice, best: Trial, usable: Sequence[Trial]) -> str:
     if choice != "auto":
         return "chosen"
     if best.milliseconds is None and best.backend == "varlen":
-        return "it skips pairs of tokens of different documents"
+        return "varlen skips pairs of tokens of different documents"
     if best.milliseconds is None:
         return "the only one that computes this run's attention" if best.backend == "math" else "the only fused one"
     several = len({trial.backend for trial in usable})

@@ -179,13 +179,13 @@ class Choices(Record):
         ),
     ] = None
     emulate_fp8: Annotated[
-        bool, _training(help="Cast to FP8, but multiply in bf16: for GPUs without FP8. Its speed is not that of FP8.")
+        bool, _training(help="Cast to FP8, but multiply in bf16: for GPUs without FP8. This is not as fast as FP8.")
     ] = False
     recompute: Annotated[Recompute, _training(help="Activation recomputation (activation checkpointing).")] = "none"
     compiled: Annotated[
         bool | None,
         _training(
-            flags=("--compile/--no-compile",), help="Compile the model's blocks with torch.compile. Default: on a GPU."
+            flags=("--compile/--no-compile",), help="Compile the model's blocks with torch.compile. Default: on GPUs."
         ),
     ] = None
     """None to compile on a GPU only."""
@@ -424,7 +424,7 @@ class Choices(Record):
         changes = self.lora_changes()
         if recipe.lora is None:
             for name in changes:
-                yield f"--lora-{name} is set, but {recipe.workload} trains all weights, not adapters"
+                yield f"--lora-{name} is set, but {recipe.workload} trains all weights, not adapters; omit it"
             return
         lora = (resumed or recipe.lora).model_copy(update=changes)
         if lora.dropout >= 1:

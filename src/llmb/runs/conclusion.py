@@ -266,7 +266,7 @@ def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | 
     if model.moe is None:
         return NO_EXPERTS
     if not loads:
-        return Missing("the steps of the window do not have it")
+        return Missing("the steps of the window do not record the load of experts")
     numbers = [layer for layer in range(model.layers) if model.is_moe_layer(layer)]
     # Steps that an older version recorded have no layers.
     detailed = [load for load in loads if load.layers_max_over_mean] or loads

@@ -48,7 +48,7 @@ class InitialWeights(Record):
 
     path: str
     name: str
-    """Name of the model it was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
+    """Name of the model that the checkpoint was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
     identity: str | None = None
     """Digest of the checksums of its files."""
 
@@ -110,7 +110,7 @@ class Plan(Record):
     predicted: PredictedStep | None = None
     """None for unsupported predictions, such as on a CPU."""
     documented_software: str | None = None
-    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``, if it trains unchanged; else None."""
+    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``, if the run uses it unchanged."""
     declared_origin: Origin | None = None
     """Origin that the other fields do not determine: of another program, or of inputs that are not prepared yet."""
 

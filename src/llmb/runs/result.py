@@ -193,7 +193,7 @@ class Result(ReasonedRecord):
     checkpoint: CheckpointReport | Missing | None = None
     """None for a run that neither loads nor saves."""
     profile: ProfileReport | None = None
-    expert_load: ExpertLoadReport | Missing = Missing("it was not recorded")
+    expert_load: ExpertLoadReport | Missing = Missing("the load of experts was not recorded")
     """Balance of the experts of a run by llmb's engine."""
     counters: Annotated[Counters, WrapValidator(ValidateOnce())] | None = None
     attention_backend: AttentionBackend | None = None
@@ -228,7 +228,7 @@ class Result(ReasonedRecord):
     """The note that the run's version of torch was never tested; None if it was tested, or is unknown."""
     pretended: PretendedRank | None = None
     """None for a run of all ranks."""
-    network: NetworkUse | Missing = Missing("it was not recorded")
+    network: NetworkUse | Missing = Missing("the network was not recorded")
     """Network between nodes; its ``faults`` make a verdict soft."""
     machine: Annotated[MachineReport, WrapValidator(ValidateOnce())] | Missing = NOT_SAMPLED
     """The events on the nodes, also of a run that failed; its ``faults`` make a verdict soft."""

@@ -194,7 +194,7 @@ class StepNews(NamedTuple):
     tflops_per_gpu: float | None = None
     """The value that the program logs, in its own convention."""
     profiled: bool = False
-    """True if recording slowed it down."""
+    """True if recording slowed the step down."""
 
 
 class StepFollower:

@@ -256,7 +256,7 @@ def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | 
     if other:
         return f"a token is not the same work on both sides; these settings differ: {', '.join(other)}"
     if None in works and (works[0] != works[1] or any(one.key in WORK for one in changed)):
-        return "the number of tokens per step is not known for both sides"
+        return "the number of tokens per step is unknown on at least one side"
     return None
 
 

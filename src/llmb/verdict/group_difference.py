@@ -143,7 +143,7 @@ class GroupDifference:
 class Decision:
     verdict: DecisionName
     more_runs: int | None
-    """Number of additional runs, for equal groups; None for a clear verdict, or if runs would not settle it."""
+    """Number of additional runs, first in the smaller group; None for a clear verdict, or if runs cannot settle it."""
     reason: str | None
 
 

@@ -219,8 +219,7 @@ def test_equal_commids_of_splits_before_2_21(tmp_path: Path) -> None:
 def test_lines_that_name_no_process_are_said(tmp_path: Path) -> None:
     lines = [line(rank, "AllReduce", 8, 6, 2, handle="0xa", prefix="[{device}]") for rank in range(2)]
     assert (
-        "2 of 2 pointers are in lines that name no process: equal ones count as one"
-        in summary_of(tmp_path, lines).notes
+        "2 of 2 pointers are in lines without a process: equal ones count as one" in summary_of(tmp_path, lines).notes
     )
 
 

@@ -88,7 +88,7 @@ def test_without_a_driver_there_is_a_reason(pynvml: ModuleType, monkeypatch: pyt
     assert find_gpus() == Missing("NVML: Driver Not Loaded")
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
-    assert find_gpus() == Missing("NVML shows no GPU")
+    assert find_gpus() == Missing("NVML finds no GPU")
 
 
 def test_without_the_package_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:

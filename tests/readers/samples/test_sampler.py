@@ -100,7 +100,7 @@ def test_nodes_without_settings_have_a_reason(tmp_path: Path) -> None:
         (tmp_path / f"{name}.settings.json").write_text(text)
     found = settings_of_nodes(tmp_path, ["absent", "torn"])
     assert found and (found.nodes, found.usual) == (("a.b",), own.values)
-    assert found.unread == {"absent": "no sampler recorded them", "torn": "the sampler's output is damaged"}
+    assert found.unread == {"absent": "no sampler recorded the settings", "torn": "the sampler's output is damaged"}
     discard_settings(tmp_path)
     assert settings_of_nodes(tmp_path, ["a.b"]) is None
 

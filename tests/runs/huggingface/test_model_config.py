@@ -314,7 +314,7 @@ def test_what_the_format_cannot_express_is_refused() -> None:
     with pytest.raises(UsageError, match="fits no Hugging Face format; the nearest is Llama4ForCausalLM") as caught:
         config_of(MAVERICK.model_copy(update={"moe": experts}), "fp32")
     assert "moe.shared_ffn_hidden_size is 32, not 8192 as moe.ffn_hidden_size" in str(caught.value)
-    with pytest.raises(UsageError, match="it has no chunked_attention"):
+    with pytest.raises(UsageError, match="the model has no chunked_attention"):
         config_of(MAVERICK.model_copy(update={"chunked_attention": None}), "fp32")
     with pytest.raises(UsageError, match=r"rotary_fraction is 0\.5, not 1"):
         config_of(LLAMA_8B.model_copy(update={"rotary_fraction": 0.5}), "fp32")

@@ -193,12 +193,12 @@ class LoggedAttempt:
     laps: list[Lap] = field(default_factory=list)
     """The intervals between lines of the window, if both have times."""
     logged: tuple[int, float] | None = None
-    """Step and time of the last line, if it has them."""
+    """Step and timestamp of the last line; None if the line has no timestamp."""
     logged_s: "array[float]" = field(default_factory=_floats)
     """Timestamps of the window's lines; 0 for a line without one; shorter than the window if the last lines have
     none."""
     since: "array[int]" = field(default_factory=_integers)
-    """Steps since the previous line, which a mean covers; shorter than the window if it is 1 for the last lines."""
+    """The number of steps since the previous line, by line; shorter than the window if it is 1 for the last lines."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)

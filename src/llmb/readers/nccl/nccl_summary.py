@@ -131,7 +131,7 @@ def _notes(handles: Sequence[Handle], unclear: Collection[str]) -> Iterable[str]
             yield f"{number} of {len(handles)} pointers to communicators are not identified: {text}"
     unnamed = sum(handle.process.partition(":")[2].startswith("[") for handle in handles)
     if unnamed:
-        yield f"{unnamed} of {len(handles)} pointers are in lines that name no process: equal ones count as one"
+        yield f"{unnamed} of {len(handles)} pointers are in lines without a process: equal ones count as one"
 
 
 Shape = tuple[str, int, int, int]

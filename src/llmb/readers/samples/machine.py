@@ -55,7 +55,7 @@ class CounterRule(Record):
     pct: float = 0.0
     """The least rise in percent of the rise of the counter ``pct_of``."""
     between_nodes: bool = False
-    """True if it matters only to runs on several nodes."""
+    """True if the rule applies only to runs on several nodes."""
     why: str | None = None
     """The reason why a smaller rise is harmless."""
 

@@ -118,4 +118,4 @@ def find_gpus() -> Nvml | Missing:
         nvml = Nvml(package)
     except package.NVMLError as error:
         return Missing(f"NVML: {error}")
-    return nvml if nvml.handles else Missing("NVML shows no GPU")
+    return nvml if nvml.handles else Missing("NVML finds no GPU")

@@ -94,9 +94,9 @@ def _settings_in(file: Path) -> NodeSettings | Missing:
     try:
         return NodeSettings.model_validate_json(read_regular(file, MOST_TEXT_BYTES))
     except FileNotFoundError:
-        return Missing("no sampler recorded them")
+        return Missing("no sampler recorded the settings")
     except OSError as error:
-        return Missing(f"they cannot be read: {error.strerror}")
+        return Missing(f"the settings cannot be read: {error.strerror}")
     except ValidationError:
         return Missing("the sampler's output is damaged")
 

@@ -111,13 +111,13 @@ class CheckpointRecord(Record):
     weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
     """All dtypes in which weights are stored; weights are always loaded in fp32."""
     dataset: PackedDataset | None = None
-    """The dataset that it was trained on; None for synthetic tokens."""
+    """The dataset that the model was trained on; None for synthetic tokens."""
     lora: Lora | None = None
-    """The adapters that it contains instead of all weights; None if it contains all weights."""
+    """The adapters that the checkpoint contains instead of all weights; None if it contains all weights."""
     base: WeightsOrigin | None = None
     """The frozen weights of ``lora``."""
     origin: Origin | None = None
-    """Origin of the weights and data of the training that saved it; None if imported, or if not recorded."""
+    """Origin of the weights and data of the run that saved the checkpoint; None if imported, or if not recorded."""
     files: dict[str, int]
     crc32: dict[str, str]
     """Checksum of each file."""

@@ -26,7 +26,7 @@ class WeightsOrigin(Record):
     @property
     def text(self) -> str:
         if self.kind == "unknown":
-            return "not recorded by the checkpoint that it resumes from"
+            return "not recorded by the checkpoint that the run resumes from"
         return "random" if self.kind == "random" else f"checkpoint {self.name}"
 
 

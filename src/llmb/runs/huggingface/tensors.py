@@ -122,7 +122,7 @@ def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
             yield f"{name} is {part(model, name)}, not {part(model, other)} as {other}"
     for name in form.needed:
         if part(model, name) is None:
-            yield f"it has no {name}"
+            yield f"the model has no {name}"
 
 
 Shape = tuple[int, ...]
@@ -139,7 +139,7 @@ LANGUAGE_MODEL = "language_model."
 """Prefix of every name of the text model if a Llama 4 model includes vision."""
 VISION = ("vision_model.", "multi_modal_projector.")
 ROTARY_TABLE = ".rotary_emb.inv_freq"
-"""Computed from the configuration; old versions of transformers saved it."""
+"""Suffix of a tensor that is computed from the configuration; old versions of transformers saved it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None
     except ValidationError as error:
         return None, [*problems, *_invalid(error, keys, values, form)]
     if model.layers > MOST_LAYERS:
-        return None, [*problems, f"num_hidden_layers is {model.layers}; at most {MOST_LAYERS} are described"]
+        return None, [*problems, f"num_hidden_layers is {model.layers}; at most {MOST_LAYERS} are supported"]
     if model.attention_heads % model.kv_heads:
         problems.append(f"num_key_value_heads is {model.kv_heads}, which does not divide {model.attention_heads} heads")
     problems += _differences(model, values, form)
