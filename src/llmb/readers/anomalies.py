@@ -39,7 +39,7 @@ FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
 """Minimum number of runs on each side of a change."""
 MOST_PAIRED = 1000
-"""Maximum length of a series whose pairs of steps are searched: in longer ones there would be millions."""
+"""Maximum length of a series that is searched for pairs of changes: longer ones have millions of pairs."""
 LONG_HISTORY = 20
 """Minimum number of runs for the removal of outliers: with fewer, any outlier among three runs may be chance."""
 

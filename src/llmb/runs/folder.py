@@ -274,7 +274,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 BEFORE = ".before"
-"""The text before the suffix of a file that another one has replaced."""
+"""The text inserted before the suffix of a file's name when a newer file replaces it."""
 
 
 def write_newest(path: Path, text: str) -> None:

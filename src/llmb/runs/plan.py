@@ -180,8 +180,8 @@ class ComputePath(Record):
     compiled: bool
     """Blocks are compiled by torch.compile."""
     joins_products: bool
-    """Layers with the same input are multiplied as one matrix, whose product eager code would have to copy to split.
-    False in an FP8 run, which joins FP8 layers in another way, and whose bf16 blocks must not depend on compilation."""
+    """Layers with the same input are multiplied as one matrix; eager code would have to copy the parts of the result.
+    False in FP8 runs, which join FP8 layers in another way."""
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
     """How gradients of micro-batches are summed: by the products themselves, in bf16; by autograd, in fp32; by FSDP."""
     overlaps_tp: bool

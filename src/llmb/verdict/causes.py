@@ -121,7 +121,7 @@ class Work:
     saves: bool = False
     """True if the run saves checkpoints while it trains."""
     experts: ExpertWork | None = None
-    """None if no rank waits for another one's experts."""
+    """None if no rank waits for the experts of another rank."""
 
 
 @dataclass(frozen=True, slots=True)

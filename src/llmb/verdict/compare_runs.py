@@ -111,7 +111,7 @@ class Comparison(Record):
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0
-"""Smaller changes are not listed: repeats on the same GPUs differ, too."""
+"""Smaller changes are not listed, because repeats on the same GPUs differ by as much."""
 
 
 def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:

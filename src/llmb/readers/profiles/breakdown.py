@@ -175,7 +175,7 @@ class Slowest:
     local_s: float
     """Mean time of a step without exposed communication."""
     others_local_s: float
-    """Median of this time over the other ranks."""
+    """Median of the same mean over the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)

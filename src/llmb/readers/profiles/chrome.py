@@ -165,7 +165,7 @@ class _Collected:
     updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Times at which the host finished the steps of optimizers."""
     device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Times at which the device finished them."""
+    """Times at which the device finished the steps of optimizers."""
     launches: Launches = field(default_factory=Launches)
     categories: set[str] = field(default_factory=set)
     device: str | None = None

@@ -36,7 +36,7 @@ DECISIVE = ("gpu", "rdma")
 """Areas that must be readable for a node to be considered clean."""
 ENDED_EARLY = "not read at the end: the sampler was killed, or the node was lost"
 MOST_EVENTS = 200
-"""Maximum number of events in a record, the worst ones."""
+"""Maximum number of recorded events; if there are more, the worst are recorded."""
 MOST_NAMED, MOST_NODES = 3, 2
 """Maximum number of kinds, and of nodes of each kind, that a verdict names."""
 
