@@ -107,7 +107,7 @@ def test_a_scale_at_which_nobody_saves_draws_a_warning(environ: dict[str, str]) 
     recipe = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--dry-run", "--save-checkpoint")
     warned = call("submit", environ, *recipe, "--scale", "8")
     assert warned.exit_code == 0
-    assert "llmb: warning: checkpoints are published as saved by 16 to 128 GPUs, not by 8" in warned.stderr
+    assert "llmb: warning: published runs that save checkpoints have 16 to 128 GPUs, not 8" in warned.stderr
     assert "warning" not in call("submit", environ, *recipe, "--scale", "16").stderr
 
 

@@ -294,8 +294,8 @@ class Sizes:
         return self.tokens * self.part.ffn_hidden_size
 
     def keeps_gathered(self, layer: int) -> bool:
-        """Return whether a compiled block saves gathered inputs of products and recomputes the products: with several
-        sequences, inputs are copied before they are multiplied."""
+        """Return whether a compiled block saves the gathered inputs of products, and recomputes the products: torch
+        copies inputs of several sequences before it multiplies them."""
         selective = self.plan.recompute == "selective" and not self.computes_fp8(layer)
         return selective and self.layout.mbs > 1 and self.layout.tp > 1
 

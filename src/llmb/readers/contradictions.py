@@ -27,7 +27,7 @@ class Lap:
     steps_s: float
     """The sum of the step times."""
     clock_s: float
-    """Seconds by the clock."""
+    """Seconds that passed by the clock."""
     between_s: float = 0.0
     """Time between the steps that is known to belong to none of them."""
     steps: int = 1

@@ -22,7 +22,7 @@ from llmb.runs.record import RunRecord
 from llmb.runs.result import Faults
 
 LOGGED = "logged"
-"""The convention of a FLOP rate in the log, whatever its framework counts."""
+"""The convention of a FLOP rate in the log, regardless of what the framework counts."""
 ASSUMED = "layout.assumed"
 """Key of a configuration whose layout is taken from the recipe, because the log does not report one."""
 BATCH: tuple[str, ...] = ("mbs", "gbs")

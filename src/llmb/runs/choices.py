@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choices of a run in addition to its recipe, and their problems. Pure."""
+"""The choices for a run in addition to its recipe, and checks of them. Pure."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +19,7 @@ _option = partial(Option, panel="Parallelism")
 
 
 class Replicas(NamedTuple):
-    """Numbers of replicas of the optimizer state of dense parameters, and of that of routed experts."""
+    """Numbers of replicas of the optimizer state: for dense parameters, and for routed experts."""
 
     dense: int = 1
     experts: int = 1
@@ -40,7 +40,7 @@ class Parallelism(Record):
     optimizer state; or nothing. None is replaced by ``settled``."""
     dp_shard_size: Annotated[
         int | None,
-        _option(help="Number of the DP x CP ranks that shard one replica. Default: all of them, so one replica."),
+        _option(help="Number of the DP x CP ranks that shard one replica. Default: all, for a single replica."),
     ] = None
     """Number of ranks that shard one replica; None means all."""
 
@@ -61,8 +61,8 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """Return the options with ``dp_sharding`` set. Its default is ``optimizer`` if no ranks hold the same
-        parameters; else the published run's, unless a shard size is set or it is unknown; else ``full``.
+        """Return the options with ``dp_sharding`` set: by default that of the published run if it is known and no shard
+        size is set, otherwise ``full``; ``optimizer`` if no ranks hold the same parameters.
         """
         shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
@@ -160,7 +160,7 @@ class Choices(Record):
         int | None,
         _training(
             help="Pack sequences from documents of N tokens on average; 0: each sequence is one document. Default: "
-            "that of the recipe; fine-tuning recipes pack."
+            "that of the recipe."
         ),
     ] = None
     grad_reduce_dtype: Annotated[
@@ -250,8 +250,8 @@ class Choices(Record):
         str | None,
         _fine_tuning(
             help="Checkpoint with the initial weights, the folder above 'weights'. Default: for a recipe "
-            "that fine-tunes, the result of 'llmb prepare checkpoint', else random weights. With --load-checkpoint: "
-            "the current location of its adapters' base weights.",
+            "that fine-tunes, the result of 'llmb prepare checkpoint', else random weights. With --load-checkpoint "
+            "of adapters: their base weights, if these were moved.",
             folder=True,
         ),
     ] = None

@@ -122,7 +122,7 @@ class RunEvidence:
     began: int | None = None
     """The first step of the attempt that trained the window; None for the first step of the run."""
     contradiction: str | None = None
-    """The reason why the record of a run that completed its steps is impossible."""
+    """The contradiction in the record of a run that completed its steps."""
     environment: Environment | None = None
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED
     """Samples of the resources in use."""
@@ -213,7 +213,7 @@ def _conclude(evidence: RunEvidence) -> Result:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """Report the events on nodes; Missing without usable samples. ``nodes`` are all nodes of the run and ``count`` is
+    """Report the events on nodes; Missing if no samples are usable. ``nodes`` are all nodes of the run and ``count`` is
     their minimum number, if known.
     """
     if isinstance(samples, Missing):
@@ -386,7 +386,7 @@ def _ranks_apart_s(step: Step) -> float:
 
 
 def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
-    """Describe contradicting numbers of GPUs, sequences and tokens. A pretended rank logs the batch size of its own."""
+    """Describe contradicting numbers of GPUs, sequences and tokens. A pretended rank logs its own batch size."""
     recipe, layout = record.plan.recipe, record.plan.recipe.layout
     is_alone = recipe.pretended_rank is not None
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None

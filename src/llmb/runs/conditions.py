@@ -146,7 +146,7 @@ def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> 
 
 
 def conditions_of(record: RunRecord) -> dict[str, Value]:
-    """Return the conditions that may differ between repeats, by dotted keys; None if unknown. Lists become strings."""
+    """Return the conditions that may differ between repeats, by dotted key: None if unknown, lists as text."""
     plan, environment = record.plan, record.environment
     nodes = environment.nodes if environment else ()
     network = record.result.network if record.result else None
@@ -180,7 +180,7 @@ def steps_text(window: Window) -> str:
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may change step times, without names of jobs, files and folders."""
+    """Return the variables that may change step times; omit those that name jobs, files and folders."""
     return {
         name: value
         for name, value in variables.items()
@@ -314,7 +314,7 @@ def nodes_text(nodes: Sequence[str]) -> str:
 
 
 class ConditionRule(Record):
-    """The meaning of differences in keys that match one of the patterns."""
+    """The effect of a difference in a key that matches one of the patterns ``keys``."""
 
     keys: tuple[str, ...]
     title: str
@@ -327,7 +327,7 @@ class ConditionRule(Record):
     why: str
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
-        """Return the effect; None for ignored keys. ``both`` is True if neither side's value is None."""
+        """Return the effect on a comparison of ``kind``; None if it is ignored. ``both``: neither value is None."""
         stated: ReferenceKind = "expectation" if kind == "prediction" else kind
         effect = self.unknown if not both else self.differs
         effect = effect[stated] if isinstance(effect, dict) else effect

@@ -134,7 +134,7 @@ def _left(status: RankStatus) -> bool:
 
 
 def _silent_text(silent: Sequence[RankStatus], awake: Sequence[Beat]) -> str:
-    """Describe silent ranks, with the step in which the others wait: their own last heartbeat is older."""
+    """Describe silent ranks, with the step in which the others wait: the silent ranks' last heartbeat is older."""
     beats = [status.beat for status in silent if status.beat]
     parts = []
     if beats:
@@ -184,7 +184,7 @@ def _join(head: str, tail: str) -> str:
 
 
 def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
-    """Format as ``0, 1, 4-7``: three or more consecutive ranks make a range. After ``most`` entries, add the total."""
+    """Format ranks as ``0, 1, 4-7``; three or more consecutive ones are a range. Add the total after ``most`` entries."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -40,7 +40,7 @@ class Start(Record):
     consumed_samples: Count
     optimizer_state: bool = True
     origin: Origin | None = None
-    """Origin of the training so far; None if the checkpoint does not record it."""
+    """Origin of the weights and data so far; None if the checkpoint does not record it."""
 
 
 class InitialWeights(Record):
@@ -50,7 +50,7 @@ class InitialWeights(Record):
     name: str
     """Name of the model that the checkpoint was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
     identity: str | None = None
-    """Digest of the checksums of its files."""
+    """Digest of the checksums of the checkpoint's files."""
 
 
 class TrainingDataset(Record):
@@ -144,14 +144,14 @@ class Plan(Record):
         return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
-        """Return whether a checkpoint is saved after ``step``: the last one, or at the end of an interval."""
+        """Return whether a checkpoint is saved after ``step``: after the last step, or at the end of an interval."""
         if step == self.last_step:
             return self.save_checkpoint
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Return the origin of ``weights``; if None, the one recorded by the checkpoint ``start``, or random without it."""
+    """Return the origin of ``weights``; without them, that in the checkpoint ``start``; without both, random."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:
@@ -445,8 +445,8 @@ def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
     if plan.save_checkpoint and published.save_scales:
         least, most = published.save_scales
         if not least <= scale <= most:
-            yield f"checkpoints are published as saved by {least} to {most} GPUs, not by {scale} ({where})"
+            yield f"published runs that save checkpoints have {least} to {most} GPUs, not {scale} ({where})"
     resumes = plan.start is not None if loads is None else loads
     smallest = published.min_load_scale
     if resumes and smallest and scale < smallest:
-        yield f"checkpoints are published as loaded by {smallest} GPUs or more, not by {scale} ({where})"
+        yield f"published runs that load checkpoints have {smallest} GPUs or more, not {scale} ({where})"

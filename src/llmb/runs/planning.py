@@ -259,7 +259,7 @@ def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: 
 
 
 def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
-    """Return a checkpoint as initial weights. ``name``: of its model; by default, of its source folder or its run."""
+    """Return a checkpoint as initial weights. ``name`` is its model's; by default, its source folder's or its run's."""
     record = saved.record
     source = record.imported_from
     origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"

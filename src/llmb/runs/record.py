@@ -321,7 +321,7 @@ def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
-    """Read the end of a job; None if its batch script has not recorded it. Raise BrokenRecord, or OSError."""
+    """Read the end of a job; None if its batch script has not recorded it. Raise BrokenRecord or OSError."""
     return read_stored(folder.job_end, JobEnd) if folder.job_end.exists() else None
 
 

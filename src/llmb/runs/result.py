@@ -215,7 +215,7 @@ class Result(ReasonedRecord):
     reasons: Annotated[dict[str, str], WrapValidator(ValidateOnce())] | None = None
     """Reasons for fields that are None, by name."""
     verdict: Verdict | Missing = Missing("the run is not judged yet")
-    """Verdict compared with the published step time."""
+    """The verdict by the published step time."""
     note: str | None = None
     """The event after the last step of a success: an error, a signal, the time limit; else None."""
     error_at_end: str | None = None

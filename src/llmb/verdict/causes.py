@@ -388,7 +388,7 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps much slower than their neighbors, except by saves and waits for data, which are separate causes."""
+    """Find steps much slower than their neighbors, not due to saves or waits for data, which are separate causes."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"the run's window has fewer than {FEWEST_STEPS} steps, too few to identify unusual ones")

@@ -93,7 +93,7 @@ def test_every_problem_is_told() -> None:
     found["model.norm.weight"] = StoredTensor("a", (5,), "F32")
     found["model.embed_tokens.weight"] = StoredTensor("a", (8, 4), "F8_E4M3")
     assert match_tensors(PARAMETERS, found, LLAMA4).problems == (
-        "model.embed_tokens.weight is F8_E4M3; supported: F32, BF16, F16",
+        "model.embed_tokens.weight has the dtype F8_E4M3; supported: F32, BF16, F16",
         "model.norm.weight has the shape [5]; the model has [4]",
         "lm_head.weight is missing",
         "model.layers.0.self_attn.q_proj.bias is not a tensor of this model",

@@ -69,7 +69,7 @@ class LogFiles:
 
 def find_logs(root: Path) -> LogFiles:
     """Find all ``*.out`` and ``*.out.gz`` files below ``root``; if ``root`` is a file, return it, whatever its name.
-    Raise UsageError if there is none.
+    Raise UsageError if there are no logs.
     """
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())

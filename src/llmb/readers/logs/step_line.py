@@ -24,7 +24,7 @@ class StepLine(NamedTuple):
     tflops_per_gpu: float | None
     grad_norm: float | None = None
     skipped: int = 0
-    """Steps since the previous line whose update was skipped because of a non-finite loss or gradient."""
+    """Number of updates skipped since the previous line because of a non-finite loss or gradient."""
     mean_of: int = 1
     """Number of steps over which the step time is averaged, if the log declares it."""
     rank: int | None = None
@@ -98,7 +98,7 @@ def format_invalid_line(why: str) -> str:
 
 
 def find_invalid_line(text: bytes) -> str | None:
-    """Return the reason for which the run that logged ``text`` declared itself invalid; None if it did not."""
+    """Return why the run that logged ``text`` declared itself invalid; None if it did not."""
     match = _INVALID.search(text) if text.rfind(_INVALID_HEAD) >= 0 else None  # which is faster
     return match[1].decode("utf-8", "replace").strip() if match else None
 

@@ -30,7 +30,7 @@ from llmb.readers.profiles import NCCL_FOLDER, NCCL_LOG_END, NCCL_STEPS_END, NET
 
 _PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] NCCL INFO "
 WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
-"""The process, if the line names it, and the device."""
+"""The process, if the line contains it, and the device."""
 BARE_WRITER = rb"\n" + _PROCESS + _DEVICE
 """The writer at the beginning of a line, as a faster search."""
 _END = re.compile(rb"- (?:Init START|(?:Destroy|Abort) COMPLETE)")
@@ -91,7 +91,7 @@ class Event(NamedTuple):
 
 
 def process_of(process: bytes, device: bytes) -> str:
-    """Return the process that wrote a line: host and process id, or the device if the line names neither."""
+    """Return the process that wrote a line: host and process id, or the device if the line contains neither."""
     return (process or b"[%s]" % device).decode(errors="replace")
 
 
@@ -329,7 +329,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def describe_unread(paths: Iterable[Path]) -> str | None:
-    """Describe the output of NCCL or of its tests in files without readable content; None if there is none."""
+    """Describe lines of NCCL or its tests that could not be used, if ``paths`` have no usable ones; None if there are none."""
     lines, example, header = 0, b"", b""
     for text in (text for path in paths for text in read_lines(path)):
         matches = _NCCL_LINE.findall(text)

@@ -101,7 +101,7 @@ class NetworkFacts:
     communicators: dict[int, set[int]] = field(default_factory=dict)
     """The ranks that wrote lines, by the size of their communicator."""
     unread_lines: int = 0
-    """Lines that do not name the writing process, such as one interrupted by another line."""
+    """Number of lines without the writing process, such as one interrupted by another line."""
 
     def node(self, name: str) -> NodeFacts | None:
         if name not in self.nodes and len(self.nodes) >= MOST_NODES:
@@ -273,7 +273,7 @@ class Channels(Record):
 
 
 class NodesNetwork(Record):
-    """The network of a group of nodes with equal values."""
+    """The network of a group of nodes, which have equal values in all fields."""
 
     nodes: tuple[str, ...]
     fabric: str | None
@@ -283,7 +283,7 @@ class NodesNetwork(Record):
     devices: tuple[str, ...] | None
     """All devices that NCCL found for this network."""
     devices_used: tuple[str, ...] | None
-    """Devices of the channels of the ranks in the log."""
+    """Devices that channels of the logged ranks use."""
     idle_devices: tuple[str, ...] | None
     """Devices without a channel; None unless the log has all ranks of the nodes."""
 
@@ -321,11 +321,11 @@ class Network(Record):
     """Nodes with the same network, the largest group first."""
     reasons: dict[str, str]
     unread_lines: int = 0
-    """Number of lines ignored because they do not name the writing process."""
+    """Number of lines ignored because they do not contain the writing process."""
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """Determine the network from lines of ``source``; Missing if no line reports it. ``ranks``: the run's number."""
+    """Determine the network from lines of ``source``; Missing if no line reports it. ``ranks``: their number."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)

@@ -41,7 +41,7 @@ class Codes:
         return datatype.name if datatype else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
-        """Return the algorithm bytes of calls with ``elements`` in all; None if datatype or operation is unknown."""
+        """Return the algorithm bytes of calls with ``elements`` in total; None if datatype or operation is unknown."""
         kind, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
         if kind is None or moved is None:
             return None
@@ -55,15 +55,15 @@ class Collective:
     operation: str
     datatype: str
     ranks: int
-    """The ranks of each communicator."""
+    """Number of ranks of each communicator."""
     communicators: int | None
     """Number of communicators; None if it is not in the log."""
     communicators_from: Literal["init lines", "number of ranks"] | None
-    """The source of that number: communicators identified in the log, or the assumption that all ranks logged."""
+    """The source of ``communicators``: those identified in the log, or the assumption that all ranks logged."""
     communicator_names: tuple[str, ...]
     """The first of the communicators' identifiers; empty if they are not in the log."""
     logged_ranks: int
-    """Ranks that make these calls, in all communicators."""
+    """Number of ranks that make these calls, in all communicators."""
     count: int | None
     """Elements of each call; None if several sizes are grouped."""
     count_least: int

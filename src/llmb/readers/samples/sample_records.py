@@ -26,7 +26,7 @@ class OtherRun:
     """Another llmb program that runs on a node of the run."""
 
     program: str
-    """Its module, such as ``llmb.engine.worker``."""
+    """The program's module, such as ``llmb.engine.worker``."""
     folder: str | None
     pid: int
     since_s: float | None

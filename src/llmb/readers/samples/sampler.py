@@ -40,7 +40,7 @@ LONGEST_INTERVAL_S = 30.0
 
 
 class NodeSampler:
-    """Samples everything on this node, for the run in ``folder`` on ``device``; ``worker`` is its worker's process."""
+    """Samples everything on this node, for the run in ``folder`` on ``device``; ``worker`` is the worker's pid."""
 
     def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker

@@ -162,7 +162,7 @@ def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
 
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints in ``folder``, by step."""
+    """Return the complete checkpoints in ``folder``, sorted by step."""
     checkpoints = []
     for path in folder.glob(f"*/{RECORD}"):
         if not path.parent.name.startswith("."):

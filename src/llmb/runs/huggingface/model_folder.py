@@ -79,7 +79,7 @@ def _indexed_files(index: Path) -> tuple[str, ...]:
     for name in files:
         if PurePath(name).name != name or not name.endswith(".safetensors"):
             raise UsageError(
-                f"the index lists '{name}', which is not the name of a .safetensors file beside it", where=str(index)
+                f"the index lists '{name}', which is not a .safetensors file in the same folder", where=str(index)
             )
     return files
 

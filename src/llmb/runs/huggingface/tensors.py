@@ -127,7 +127,7 @@ def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
 
 Shape = tuple[int, ...]
 Tensor = TypeVar("Tensor")
-"""Names a tensor, or a part of one."""
+"""Identifies a tensor, or a part of one."""
 
 READABLE = {"F32": 4, "BF16": 2, "F16": 2}
 """Dtypes of safetensors that convert to fp32 without loss, with their bytes per element."""
@@ -229,7 +229,7 @@ def _problems(name: str, shape: Shape, available: Mapping[str, StoredTensor]) ->
     if stored.shape != shape:
         yield f"{name} has the shape {list(stored.shape)}; the model has {list(shape)}"
     if stored.dtype not in READABLE:
-        yield f"{name} is {stored.dtype}; supported: {', '.join(READABLE)}"
+        yield f"{name} has the dtype {stored.dtype}; supported: {', '.join(READABLE)}"
 
 
 SINGLE_FILE = "model.safetensors"
@@ -277,7 +277,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 MATRICES = {"A": "a", "B": "b"}
-"""peft's name of a matrix, and ours."""
+"""Our names of the matrices of an adapter, by peft's names."""
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
