@@ -184,7 +184,7 @@ def _join(head: str, tail: str) -> str:
 
 
 def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
-    """Format ranks as ``0, 1, 4-7``; three or more consecutive ones are a range. Add the total after ``most`` entries."""
+    """Format ranks as ``0, 1, 4-7``; three or more consecutive ones make a range. After ``most``, add the total."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -120,7 +120,7 @@ def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the runs; the log of a run folder gets the source of the folder's run."""
+    """Return the runs; the log of a run folder has the source of the folder's run."""
     folders = [run for run in runs if run.record]
     if not folders or len(folders) == len(runs):
         return list(runs)

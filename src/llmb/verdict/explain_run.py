@@ -336,7 +336,7 @@ def node_of_ranks(environment: Environment) -> dict[int, str]:
 
 
 def _throttled(environment: Environment, result: Result | None) -> tuple[Throttle, ...] | None:
-    """Return throttled GPUs, by the samples of the window or, without samples, by the driver's counters before the
+    """Return throttled GPUs, by the samples of the window or, if there are none, by the driver's counters before the
     first step and after the last. Return None if there are no counters either.
     """
     gpus = (result.resources.gpus if result and result.resources else None) or ()

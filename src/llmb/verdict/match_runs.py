@@ -184,7 +184,7 @@ def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
 def _by_what_logs_tell(
     before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied, known: Sequence[Pair]
 ) -> list[Pair]:
-    """Return pairs with runs without a record, each with the only group that agrees with its known configuration."""
+    """Return pairs of which one run has no record: with the only group that agrees with its known configuration."""
     found = []
     for one in before:
         fitting = [other for other in after if _agrees(one, other, varied)]

@@ -329,7 +329,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def describe_unread(paths: Iterable[Path]) -> str | None:
-    """Describe lines of NCCL or its tests that could not be used, if ``paths`` have no usable ones; None if there are none."""
+    """Describe the lines of NCCL or its tests in files that have none with usable content; None if there are none."""
     lines, example, header = 0, b"", b""
     for text in (text for path in paths for text in read_lines(path)):
         matches = _NCCL_LINE.findall(text)
