@@ -110,7 +110,7 @@ class Plan(Record):
     predicted: PredictedStep | None = None
     """None for unsupported predictions, such as on a CPU."""
     documented_software: str | None = None
-    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``, if the run uses it unchanged."""
+    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``; None if changed."""
     declared_origin: Origin | None = None
     """Origin that the other fields do not determine: of another program, or of inputs that are not prepared yet."""
 

@@ -85,8 +85,7 @@ class Step:
     layer_s_max: float
     slowest_layer_rank: int
     outside_layers_s: float
-    """The time before and between the layers of the first micro-batch, without the wait for data; the shortest of all
-    ranks."""
+    """The shortest time of all ranks before and between layers in the first micro-batch, without the wait for data."""
     ended_s: float
     """The end of the step as the first rank saw it, in Unix time."""
     saving: bool = False

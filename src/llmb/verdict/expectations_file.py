@@ -251,7 +251,7 @@ class AcceptanceSet(Record):
     title: str
     gpu_type: str
     pass_at_pct: float = Field(gt=0, le=100)
-    """Percentage of the published throughput."""
+    """Percentage of the published throughput that a run must reach."""
     valid_months: int | None = None
     """Number of months for which the result is valid; None if not specified."""
     recipes: tuple[AcceptanceRecipe, ...]

@@ -98,7 +98,7 @@ class MachineRules(Record):
 
 
 class MachineEvent(Record):
-    """A counter that rose on a node, or a kernel message, once or several times."""
+    """A counter that rose on a node, or a message that the node's kernel logged once or several times."""
 
     node: str
     kind: str
