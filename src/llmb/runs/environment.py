@@ -88,7 +88,7 @@ class Environment(Record):
     compute_path: ComputePath | None = None
     """None in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
-    """The first rank's checks, and failed ones of other ranks; empty if there are no such kernels, None until they ran."""
+    """The first rank's checks, and failed ones of other ranks; empty if no kernel needs any, None until they ran."""
     ptxas: str | None = None
     """Version of the assembler of Triton's kernels; None if the node has no GPU or no Triton."""
     driver: str | None = None
