@@ -64,7 +64,7 @@ class UsageError(LlmbError):
 
 
 class EnvironmentProblem(LlmbError):
-    """This machine lacks something the request needs (exit code 3)."""
+    """This machine lacks something that the request needs (exit code 3)."""
 
     exit_code = 3
 

@@ -37,7 +37,7 @@ class SystemFiles:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, with cpu2 before cpu10; empty if the folder cannot be read."""
+        """Return the names in a folder, with cpu2 before cpu10; an empty list if the folder cannot be read."""
         try:
             names = [path.name for path in self.path(folder).iterdir()]
         except OSError:
@@ -105,7 +105,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
 
 
 def parse_path(text: str | Path) -> Path:
-    """Return the path, which need not exist, with ``~`` expanded; raise UsageError if ``text`` cannot be a path."""
+    """Return ``text`` as a path, which need not exist, with ``~`` expanded; raise UsageError if it cannot be a path."""
     try:
         path = Path(text).expanduser()
         path.lstat()

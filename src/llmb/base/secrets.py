@@ -121,7 +121,7 @@ def _is_secret_name(name: str, value: str) -> bool:
 
 
 def _is_secret(name: str, value: str, mark: str) -> bool:
-    """Return True if a value in a log is a secret by its name; numbers of tokens and words after ``key:`` are not."""
+    """Return True if a value in a log is secret by its name; numbers of tokens and words after ``key:`` are not."""
     if _secret_name(name) is None or value.casefold() in _NO_VALUES:
         return False
     if name.casefold() in _WORDS:
@@ -131,7 +131,7 @@ def _is_secret(name: str, value: str, mark: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _secret_name(name: str) -> Literal["one", "many"] | None:
-    """Return whether a name denotes one or many secrets; None if it denotes no secret. Log lines repeat names."""
+    """Return whether a name denotes one or many secrets, None if none. Cached, because log lines repeat names."""
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return "one"

@@ -102,7 +102,7 @@ def is_trace(name: str) -> bool:
 
 
 def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
-    """Return a run's path in an archive, regardless of its present location; raise UsageError for an invalid name."""
+    """Return a run's path in an archive, regardless of its current location; raise UsageError for an invalid name."""
     experiment = re.sub(r"\.\d+$", "", folder.name)
     group = folder.path.parent.name
     group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
@@ -234,7 +234,7 @@ def _packed(path: Path, name: str) -> _Packed:
 
 
 def _searched(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Yield a file in parts, each with True if it has to be redacted."""
+    """Yield the parts of a file, each with True if the part has to be redacted."""
     with open_regular(path, buffering=CHUNK) as file:
         if path.suffix == ".out":
             in_key = False

@@ -47,7 +47,7 @@ MOST_NEAR = 10
 MOST_RECORDS = 256
 """The maximum number of records to cache for the next run."""
 MANY = 500
-"""From this number of records, reading is announced because it takes long."""
+"""If there are at least this many records, a message announces that they are read, which takes long."""
 SELECTORS = (
     "a folder of runs or logs, a run folder, a log, an archive, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",

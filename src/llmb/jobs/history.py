@@ -33,7 +33,7 @@ def run_folders_below(install: Path) -> set[Path]:
 
 
 def _shown(install: Path, pattern: str) -> list[Path]:
-    """List the paths that match ``pattern``, sorted, without hidden names that the pattern does not contain."""
+    """List the paths that match ``pattern``, sorted, except hidden ones that the pattern does not name."""
     parts = {*pattern.split("/")}
     paths = sorted(install.glob(pattern))
     return [path for path in paths if not any(part[0] == "." for part in {*path.relative_to(install).parts} - parts)]

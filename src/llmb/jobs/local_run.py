@@ -68,7 +68,7 @@ class LocalRun:
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
     label: str | None = None
     missing: NotPrepared | None = None
-    """The preparations that are missing before it can start, if any."""
+    """The preparations that are missing before the run can start, if any."""
 
     @property
     def program(self) -> str:
@@ -188,7 +188,7 @@ def plan_here(
     program = find_program(options.framework or ENGINE)
     if not program.runs_here:
         do = "run 'llmb submit' on a machine with Slurm, or omit --framework"
-        raise UsageError(f"{program.name} runs only in jobs of a scheduler, not on this machine alone", do=do)
+        raise UsageError(f"{program.name} runs only in jobs of a scheduler, which 'llmb run' does not use", do=do)
     if options.framework and started_rank(environ):
         what = f"ranks that another launcher started can train only with llmb's engine, not {program.name}"
         raise UsageError(what, do="unset RANK and WORLD_SIZE so that 'llmb run' starts the ranks")

@@ -114,8 +114,8 @@ def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) ->
     names = {variable.name for variable in variables} | set(site.shell)
     missing = [name for name in fabric.needs if name not in names]
     if missing:
-        what = f"the network {fabric.fabric} needs {', '.join(missing)}, which is specific to this cluster"
-        raise UsageError(what, do="set it under 'environment' in cluster_config.yaml")
+        what = f"the network {fabric.fabric} needs this cluster's values of {', '.join(missing)}"
+        raise UsageError(what, do="set each under 'environment' in cluster_config.yaml")
 
 
 def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> ContainerSettings:
@@ -323,7 +323,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the scale that the request or ``options.nodes`` specifies, if any; raise UsageError if the two differ."""
+    """Return the requested scale, or that of ``options.nodes``; raise UsageError if they differ or it is unknown."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))

@@ -145,7 +145,7 @@ def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
 
 
 def in_other_window(run: AnalyzedRun, rule: str) -> AnalyzedRun:
-    """Return a successful run as if its plan had the window ``rule``; return any other or pretended run unchanged."""
+    """Return a successful run as if its plan had the window ``rule``; return other and pretended runs unchanged."""
     record, folder = run.record, RunFolder(run.path)
     assert record, "it has a folder"
     if run.status != "success" or record.plan.recipe.pretended_rank is not None:

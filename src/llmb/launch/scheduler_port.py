@@ -54,7 +54,7 @@ class Question:
         return None
 
     def check(self, value: str) -> str | None:
-        """Describe any problem with a value except that it is not one of the choices; return None if it is valid."""
+        """Describe any problem with a value, except that it is not one of the choices; return None if there is none."""
         return None
 
     def problem(self, value: str) -> str | None:
@@ -176,7 +176,7 @@ class JobHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobAnswers:
-    """States by the key of the job, without jobs that could not be queried; ``warnings`` are shown to the user."""
+    """States by the key of the job, except jobs that could not be queried; ``warnings`` are shown to the user."""
 
     states: Mapping[str, JobState]
     warnings: Sequence[str] = ()
@@ -227,7 +227,7 @@ class SchedulerSetup(Record):
 
     version: str | None = None
     traits: dict[Trait, Plugin] = Field(default_factory=dict)
-    """Settings by trait, without those that could not be read."""
+    """Settings by trait, except those that could not be read."""
     node: NodeState | None = None
     """The state of this machine; None if it is not a node of the scheduler."""
 
@@ -339,7 +339,7 @@ class Cluster:
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         """Return the settings' defaults for a job with ``options`` that requests ``gpu_type``, if any.
 
-        Raises UsageError if the partition does not have this GPU type, or if none is requested and it has several.
+        Raises UsageError if the partition lacks this GPU type, or if it has several and none is requested.
         """
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
@@ -361,7 +361,7 @@ class Cluster:
         Raises UsageError if a node or the partition does not exist, or if the scheduler does not list its nodes.
         """
         if listed is None:
-            raise UsageError("the scheduler does not list its nodes", do="pass --nodes")
+            raise UsageError("the scheduler does not list its nodes", do="pass their names with --nodes")
         return {name: NodeState(state=UNKNOWN, usable=True) for name in self.host_names(listed)}
 
     def host_names(self, nodes: str | None) -> list[str]:
@@ -391,7 +391,7 @@ class Wording:
 
 
 class InstallerPart:
-    """The scheduler's part of an installation; arguments ``answers`` are all answers so far."""
+    """The scheduler's part of an installation; the arguments ``answers`` contain all answers so far."""
 
     answers: type[Record] = Record
     """Declares, as options, the answers that only this scheduler needs."""
@@ -427,7 +427,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:
-        """Return options that select the nodes of the job in which this process runs; defaults outside of a job."""
+        """Return options that select the nodes of the job in which this process runs, if it runs in a job."""
         return JobOptions()
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:

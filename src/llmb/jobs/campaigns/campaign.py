@@ -118,7 +118,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 
 
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
-    """Return the newest unfinished campaign with the same request or, with ``resume``, from the same source.
+    """Return the newest unfinished campaign with the request of ``campaign`` or, with ``resume``, from its source.
 
     Raises UsageError if there is none to resume.
     """
@@ -140,9 +140,9 @@ def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
 
 
 def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Campaign:
-    """Write and return ``campaign``; if one with the same jobs exists, return that instead, unless ``start_new``.
+    """Write and return ``campaign``, or return an existing campaign with the same jobs unless ``start_new`` is set.
 
-    Callers have looked for one before, but another client may have created one since.
+    Callers have looked for one before, but another client may have created it since.
     """
     with campaign_lock(install, "campaigns"):
         equal = None if start_new else find_campaign(install, campaign, resume=False) or find_queued(install, campaign)

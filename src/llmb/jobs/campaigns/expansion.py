@@ -68,9 +68,9 @@ class Selection:
         ),
     ] = ()
     max_scale: Annotated[
-        int | None, _selection(help="Include all published scales up to N, and doublings of the largest.", minimum=1)
+        int | None, _selection(help="Include all published scales, and doublings of the largest, up to N.", minimum=1)
     ] = None
-    """Include only scales up to this one, and doublings of the largest published scale."""
+    """The maximum scale; doublings of the largest published scale are included up to it."""
     min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
     """True for only the smallest scale of each recipe."""
     exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False
@@ -240,7 +240,7 @@ MOST_RECIPES = 3
 
 @dataclass(slots=True)
 class Expansion:
-    """The jobs that entries expand to; ``problems`` are errors, ``left_out`` is reported but not an error."""
+    """The jobs that entries expand to. ``problems`` are errors; ``left_out`` are reported, but are not errors."""
 
     jobs: list[SelectedJob] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)

@@ -26,7 +26,7 @@ DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class CampaignHere:
-    """Runs of a campaign on this machine, and the repeats of each; ``left_out`` lists unnamed jobs that cannot run."""
+    """Runs of a campaign on this machine, and each run's number of repeats; ``left_out`` lists jobs that cannot run."""
 
     runs: Sequence[LocalRun]
     repeats: Sequence[int]

@@ -136,7 +136,7 @@ def _lacking(path: Path) -> Iterator[str]:
 
 
 def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
-    """Check a dataset; with samples but no packed files it is incomplete, because NeMo packs samples itself."""
+    """Check a dataset; without packed files it is incomplete, not missing, because NeMo can pack the samples."""
     path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
     name = f"datasets/{dataset}"
     files = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")

@@ -44,15 +44,15 @@ class Need(Record):
     path: str
     by: str
     same_as: str | None = None
-    """The file in the checkout that it is a copy of."""
+    """The file in the checkout of which the needed file is a copy."""
     commit_of: str | None = None
-    """The repository in ``commits`` that it is a clone of."""
+    """The repository in ``commits`` of which the needed folder is a clone."""
     repository: str | None = None
-    """The address of that repository."""
+    """The address of the repository ``commit_of``."""
     patch: str | None = None
     """The patch in the checkout that is applied to the clone."""
     hub: str | None = None
-    """The repository on the Hugging Face hub that contains it under the same file name."""
+    """The repository on the Hugging Face hub that contains the needed file under the same name."""
     sha256: str | None = None
     """Checksum of the file on the hub."""
 
@@ -89,7 +89,7 @@ class LaunchScript(Record):
     prepares: str | None = None
     """Script in the same folder that prepares dataset and checkpoint."""
     files: dict[str, str]
-    """SHA-256 by path."""
+    """SHA-256 of the script and the files that it uses, by path."""
     facts: tuple[SourceLine, ...]
     options: dict[str, int]
     """Options that the script passes to the training program, with their line numbers in ``options_file``."""
@@ -160,7 +160,7 @@ class CheckedFile:
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
-    """Compare the files of ``scripts`` in a checkout with the release; by default, those of the most similar release.
+    """Compare a checkout's files for ``scripts``, by default for the scripts of the most similar release, with it.
 
     Raises UsageError if the folder does not contain a script of any release.
     """

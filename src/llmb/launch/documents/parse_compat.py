@@ -25,7 +25,7 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """A log's figures in the window, None if unknown; ``left out`` if it is not a run's log, or recording slowed it."""
+    """A log's figures in the window, None if unknown; ``left out`` if it is not a run's log, or a slowed run's."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]
@@ -91,7 +91,7 @@ _DIGITS = (3, 3, 2, 2)
 
 @dataclass(frozen=True, slots=True)
 class CompatForm:
-    """The format of one of the reference suite's scripts, where they differ."""
+    """The parts of the output format in which the reference suite's two scripts differ."""
 
     title: str
     unit: str

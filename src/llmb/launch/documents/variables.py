@@ -81,7 +81,7 @@ class LaunchVariable(Record):
     type: Literal["word", "text", "count", "number", "flag"] | None = None
     """Type of the value; None if an option defines the type."""
     none_is: int | None = None
-    """The value for words such as null, if ``none_is`` is set."""
+    """The value for words such as null, which are invalid if ``none_is`` is not set."""
     releases: tuple[str, ...]
     uses: tuple[VariableUse, ...]
     excludes: tuple[str, ...] = ()
@@ -352,7 +352,7 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with the variable for GPUs or nodes; None if it is the default, or one is requested."""
+    """Return the newest release with the variable for GPUs or nodes; None if it is the newest, or one was chosen."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

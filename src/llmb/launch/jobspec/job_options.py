@@ -62,7 +62,7 @@ class Boost(Record):
 
     level: int
     required: bool = True
-    """True if the job fails if a node cannot set the level."""
+    """True if the job must fail when a node cannot set the level."""
 
 
 class Binding(Record):
@@ -90,7 +90,7 @@ _option = partial(Option, panel="Container and framework")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The user's options of a job; for None, the cluster's settings apply."""
+    """The user's options for a job; if one is None, the cluster's setting applies."""
 
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -122,8 +122,8 @@ class FrameworkChoices(Record):
     suite: Annotated[
         str | None,
         _option(
-            help="Checkout of the reference suite, for --framework reference_suite. Default: that in"
-            " cluster_config.yaml, that of 'llmb install', or llmb_repo in the install root.",
+            help="Checkout of the reference suite, for --framework reference_suite. Default: as in cluster_config.yaml,"
+            " else the clone made by 'llmb install', else llmb_repo in the install root.",
             folder=True,
         ),
     ] = None

@@ -165,7 +165,7 @@ class Launch(Record):
     environment: str | None = None
     """The script's virtual environment."""
     logs: tuple[str, ...]
-    """Patterns, with ``{job_id}``, of the logs that training writes; the newest match is the run's."""
+    """Patterns, with ``{job_id}``, of the logs that training writes; the newest match is the run's log."""
     outputs: tuple[str, ...]
     """Patterns of the output files of the script's batch job."""
 
@@ -188,7 +188,7 @@ class JobSpec(Record):
     gpus: bool
     """True if each process uses a GPU, False if it computes on a CPU."""
     nvlink_domain_nodes: int = 1
-    """Number of nodes with GPUs that NVLink connects."""
+    """Number of nodes whose GPUs NVLink connects."""
     node: str | None = None
     """The node that the job occupies as a whole; None for a job on any nodes."""
     time_limit_min: float | None
@@ -223,7 +223,7 @@ class JobSpec(Record):
     """The interpreter on the nodes, outside of a container."""
     container: ContainerSettings = ContainerSettings()
     control_in_container: bool = True
-    """True if ``begin`` and ``finish`` run in the container, too."""
+    """True if ``begin`` and ``finish`` also run in the container."""
     sampled: bool = False
     """True if llmb runs a sampler on every node, outside of a container, because the workers do not start one."""
     begin: tuple[Word, ...] = ()

@@ -132,7 +132,7 @@ def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
 
 
 def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: Format) -> Statistics | Missing:
-    """Return the step times of the window in the log; missing if the run failed or a step was profiled."""
+    """Return the statistics of step times in the window; missing if the run failed or a step was profiled."""
     if status != "success":
         return NOT_SUCCESSFUL
     if outcome.window is None:

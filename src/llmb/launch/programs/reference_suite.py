@@ -59,7 +59,7 @@ ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
 
 
 def variables_by_option(script: LaunchScript) -> dict[str, LaunchVariable]:
-    """Return the variables of ``script`` by the option of llmb that each corresponds to."""
+    """Return the variables of ``script`` by the corresponding option of llmb."""
     variables: dict[str, LaunchVariable] = {}
     for variable in documented_variables():
         use = _use(variable, script)
@@ -216,7 +216,7 @@ def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> 
 
 
 def environment_of(script: LaunchScript, site: Site) -> Path | None:
-    """Return the script's virtual environment, from the settings, the shell or the install root; None if not needed."""
+    """Return the script's virtual environment, from the settings, the shell or the install root, if it needs one."""
     if script.queued_by == "scheduler":
         return None
     chosen = site.config.reference_suite.environments.get(script.workload)
@@ -333,7 +333,7 @@ class ReferenceSuite(Program):
         if not_ready:
             what = f"{script.title} cannot be launched yet:{itemized(not_ready)}"
             raise NotPrepared(
-                UsageError(what, do=f"see 'llmb config check --suite {checkout_of(script, options, site)}'"), plan
+                UsageError(what, do=f"run 'llmb config check --suite {checkout_of(script, options, site)}'"), plan
             )
         return plan
 
@@ -407,7 +407,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Describe how the log's last step or consumed samples differ from the plan's; None if equal or unknown."""
+    """Describe how the log's last step or consumed samples differ from the plan's, if they are known to."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines on which jobs run: this machine, and the settings of a cluster."""
+"""Where jobs run: on this machine, or on a cluster with its settings."""

@@ -61,14 +61,14 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
     try:
         edited = edited_text(path, before, keys)
     except KeyError as error:
-        raise UsageError(f"{key} is not set in this file", where=str(path), do="see 'llmb config show'") from error
+        raise UsageError(f"{key} is not set in this file", where=str(path), do="run 'llmb config show'") from error
     _write(path, edited)
 
 
 def migrate(file: SettingsFile) -> Path:
     """Convert a file of the reference suite to llmb's format, and return the path of a copy of the original.
 
-    The file is complete at any time. Raises UsageError if the path of the copy has another file, EnvironmentProblem
+    The file is complete at any time. Raises UsageError if another file is at the path of the copy, EnvironmentProblem
     if writing fails.
     """
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
@@ -128,7 +128,7 @@ def _values(text: str) -> list[Any]:
 
 
 def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
-    """Return the text with a key set or removed; raise UsageError if this fails, KeyError if the key is missing."""
+    """Return text with a key set or removed; raise UsageError if llmb cannot edit it, KeyError for a missing key."""
     try:
         edited = with_value(text, keys, value)
         data = _data(text)

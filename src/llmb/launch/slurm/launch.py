@@ -153,7 +153,7 @@ def call_launch(job: Submission) -> str:
         )
     if program.code == 0:
         what = f"{launch.script} ended without printing a job id:\n{last}"
-        raise InfrastructureError(what, do="check 'squeue --me'; llmb does not follow a job that the script queued")
+        raise InfrastructureError(what, do="run 'squeue --me' to see if it queued a job; llmb does not follow that job")
     why = f"took more than {LIMIT_S // 60} minutes" if program.timed_out else f"ended with exit code {program.code}"
     raise UsageError(f"{launch.script} in {launch.folder} {why} and queued no job:\n{last}")
 

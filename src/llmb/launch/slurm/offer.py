@@ -295,7 +295,7 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
 
 
 def _said(command: Sequence[str], time_out_s: float) -> str:
-    """Return a command's stdout and stderr, because versions of srun differ in which they use; empty if it fails."""
+    """Return a command's stdout and stderr, or an empty string if it fails; versions of srun use one or the other."""
     try:
         output = call(command, time_out_s=time_out_s)
     except LlmbError:
@@ -364,7 +364,7 @@ def parse_node(line: str) -> NodeState | None:
 
 
 def read_gpus(gres: str) -> tuple[int | None, str | None]:
-    """Parse the number of GPUs and, if all have the same, their type from text such as ``gpu:h100:8(S:0-1),nvme:2``."""
+    """Parse the number of GPUs and, unless it differs, their type from text such as ``gpu:h100:8(S:0-1),nvme:2``."""
     matches = list(_GPUS.finditer(gres))
     if not matches:
         return None, None

@@ -223,7 +223,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
     rest = parse_flags(others, "--slurm-arg")
     twice = [name for name in rest if name in job and rest[name] != job[name]]
     if twice:
-        raise UsageError(f"an option and --slurm-arg both set {', '.join(twice)}", do="omit that --slurm-arg")
+        raise UsageError(f"an option and --slurm-arg both set {', '.join(twice)}", do="set each flag only once")
     additional = parse_additional(environ.get(ADDITIONAL, ""))
     flags = on_top(shell_flags(environ), additional, {**rest, **job})
     if problems := list(flag_problems(flags)):

@@ -52,7 +52,7 @@ def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
 
 
 BESIDE = ("--overlap", "--mem=0")
-"""Options of a step that runs beside other steps, which may have all cores and memory of the job."""
+"""Options of a step that runs concurrently with others, which may use all of the job's cores and memory."""
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
 PYTHON_WORD, FOLDER_WORD = Shell('"$llmb_python"'), Shell('"$llmb_folder"')
 # srun ends the step when the first node fails, and may lose output on its way to the log, so that node waits.

@@ -175,7 +175,7 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
-    """Return the variables to set for ``device``, without those that ``variables`` set under another name."""
+    """Return the variables to set for ``device``, except those that ``variables`` contains under another name."""
     return {
         item.name: item.value
         for item in SHIPPED
@@ -257,7 +257,7 @@ def memory_text(use: MemoryUse) -> str:
 
 
 def memory_warnings(plan: Plan) -> Iterator[str]:
-    """Yield a warning if the plan may not fit by the estimate alone, which is fast enough for many plans."""
+    """Yield a warning if the plan may not fit according to the estimate, which is fast enough for many plans."""
     use = estimated(plan)
     if use is not None and not use.fits:
         yield f"{plan.recipe.title()} may not fit: {memory_text(use)}; run 'llmb memory' to count it"

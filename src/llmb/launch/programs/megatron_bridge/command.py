@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a recipe to a command of Megatron-Bridge's performance script, for each version of the script, with SQuAD.
+"""Converts a recipe to a command of Megatron-Bridge's performance script, which can train on SQuAD.
 
 For ``--data squad_packed``, the script reads ``training.jsonl`` and ``validation.jsonl`` below ``--dataset_root``, in
 the format in which llmb prepares them, and packs them with a Hugging Face tokenizer (data/builders/hf_dataset.py,
@@ -156,7 +156,7 @@ def bridge_plan(
 def bridge_command(
     script: Script, plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str], squad: Squad | None = None
 ) -> list[Word]:
-    """Return the command of one process per GPU, which binds it to the NUMA node of its GPU.
+    """Return the command of one process per GPU, which binds the process to the NUMA node of its GPU.
 
     ``extra`` are arguments of the script by name, which replace those derived from the recipe. Without ``squad``, the
     script uses mock data.
@@ -198,7 +198,7 @@ def trains_packed(squad: Squad | None, extra: Mapping[str, str]) -> bool:
 
 
 def nsys_prefix(plan: Plan) -> str:
-    """Return shell text that runs profiled ranks under Nsight Systems; its first argument is the folder of reports."""
+    """Return shell text that runs profiled ranks under Nsight Systems, with the folder of reports as argument 1."""
     profile = plan.profile
     if profile is None or profile.profiler != "nsys":
         return ""
@@ -217,7 +217,7 @@ def _report_folder(plan: Plan) -> Iterator[Word]:
 
 
 def _arguments(script: Script, plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of arguments, as argument_parser.py defines them."""
+    """Yield the names and values of the script's arguments, which argument_parser.py defines."""
     data, recipe, layout, entry = bridge_data(), plan.recipe, plan.recipe.layout, script.entry
     yield "model_family_name", entry.family
     yield "model_recipe_name", entry.recipe

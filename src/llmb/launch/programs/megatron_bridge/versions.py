@@ -65,7 +65,7 @@ class BridgeVersion(Record):
     sets_variables: bool = False
     """True if the script sets the variables of its recipes itself unless they are already set."""
     keeps: tuple[str, ...] = ()
-    """Variables that llmb must set nevertheless, as the framework's launcher does."""
+    """Variables that llmb must set even if ``sets_variables`` is True, as the framework's launcher does."""
     library: bool = True
     """True if overrides of the configuration also apply to recipes of the library."""
 
@@ -139,7 +139,7 @@ class Script:
     versions: tuple[BridgeVersion, ...]
     """The supported versions that the image may have."""
     tag: str | None
-    """The tag of the version in the image; None if ``base`` is."""
+    """The tag of the version in the image; None if ``base`` is None."""
     base: ScriptRecipe | None
     """The script's recipe, if the arguments depend on it; otherwise None."""
     own: bool
@@ -243,7 +243,7 @@ def check_image(image: str | None, recipe: Recipe) -> None:
     if (nemo := nemo_of(recipe, image)) and version is None:
         what = f"image {image}: NeMo {nemo} has no version of {data.framework} that llmb supports"
         supported = [f"NeMo {one.nemo} ({one.version})" for one in data.versions]
-        raise UsageError(what, choices=supported, do="choose an image of one of these with --image, or omit it")
+        raise UsageError(what, choices=supported, do="pass --image with an image of one of these, or omit it")
 
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:

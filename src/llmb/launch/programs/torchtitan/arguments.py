@@ -263,7 +263,7 @@ def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
     arguments = {**_training(plan), **_parallelism(plan), **_computation(plan)}
     if clashing := [name for name in extra if name in arguments or name.startswith(("job.", "model."))]:
         do = "use the corresponding options of llmb; see 'llmb run --help-all'"
-        raise UsageError(f"--framework-arg cannot set {', '.join(clashing)}: llmb sets it", do=do)
+        raise UsageError(f"--framework-arg cannot set {', '.join(clashing)}, which llmb sets", do=do)
     return {**arguments, **dict(_own_argument(name, value) for name, value in extra.items())}
 
 

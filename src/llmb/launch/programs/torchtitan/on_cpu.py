@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces functions that do not work on a CPU, so that torchtitan 0.2.2 can train there.
 
-These are the name of the device, five functions that ``torch.cpu`` lacks, barriers with device ids, histograms of
+It replaces the name of the device, five functions that ``torch.cpu`` lacks, barriers with device ids, histograms of
 integers, the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs), and FSDP's fused scaling
 and reduction of gradients, which gloo lacks. Models, attention, sharding and optimizer are unchanged. Memory is not
 measured; the log reports 0.
