@@ -59,7 +59,7 @@ def wait_for(
     time_out_s: float | None = None,
     watch: "Watch | None" = None,
 ) -> list[Job]:
-    """Wait until all jobs with ``keys`` have ended, or for ``time_out_s``; return the last retries, or else the jobs.
+    """Wait until all jobs with ``keys`` have ended, or for ``time_out_s``; return each job or, if any, its last retry.
 
     ``watch`` is called while waiting. Raises InfrastructureError if a scheduler does not respond for ten minutes.
     """

@@ -278,7 +278,7 @@ POLL_S = 1.0
 
 def queue_one(context: CampaignContext, order: Order, say: Say) -> Job:
     """Queue one job. Raises UsageError or EnvironmentProblem if it is rejected, InfrastructureError or UserInterrupt if
-    it may have been queued nevertheless.
+    it may still have been queued.
     """
     with open_history(context.install, say) as store, unanswered_is_explained():
         return submit_order(store, order, context.environ, key=new_key())
