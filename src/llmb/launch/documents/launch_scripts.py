@@ -156,7 +156,7 @@ class CheckedFile:
     file: str
     state: FileState
     differs: tuple[str, ...] = ()
-    """Descriptions of changes on which llmb depends; empty if there are only other changes."""
+    """Descriptions of changes that affect llmb; empty if there are only other changes."""
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
