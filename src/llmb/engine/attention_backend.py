@@ -102,7 +102,7 @@ def flash_attention_3() -> Iterator[None]:
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
-    """Set up ``stages`` for the fastest backend; return the report, or raise UsageError if none works. A collective."""
+    """Set up ``stages`` for the requested or else the fastest backend; raise UsageError if none works. A collective."""
     cores = attention_cores(stages)
     attempted = partial(attempt, cores, plan, ranks)
     packed = first_documents(plan) is not None

@@ -76,7 +76,7 @@ def cudnn_text(version: int | None) -> str | None:
 
 
 def node_gpus(node: str) -> NodeGpus:
-    """Return all GPUs that nvidia-smi shows on this node; no GPUs if nvidia-smi is missing or fails."""
+    """Return the driver and all GPUs that nvidia-smi shows on this node; none if nvidia-smi is missing or fails."""
     for fields in QUERIES:
         said = ask_program(command(fields), QUERY_S)
         if said.code is None:

@@ -279,7 +279,7 @@ def _kept_files(job: ImportJob, on_note: OnNote) -> list[FinishedFile]:
     state = folder / IMPORTED / "source.json"
     same = state.is_file() and state.read_text() == key
     if state.is_file() and not same:
-        on_note("starting again from the first file: the earlier import had other files, options or version of llmb")
+        on_note("starting again from the first file: the files, options or version of llmb have changed")
     kept = finished_files(folder) if same else []
     for left in (folder / WEIGHTS, folder / IMPORTED):
         left.mkdir(exist_ok=True)

@@ -223,7 +223,7 @@ def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
 def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[NemoParameters, tuple[str, ...]]:
     """Return the parameters of a NeMo checkpoint, and the names of skipped tensors.
 
-    Raise UsageError if the checkpoint does not hold exactly ``shapes``, or a file is missing or too short.
+    Raise UsageError if the checkpoint is damaged, or does not hold exactly tensors of ``shapes``.
     """
     metadata = _read_metadata(path / METADATA_FILE)
     tensors = {
