@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the parts of an acceptance in order, and derives the verdict.
-
-A continued acceptance calls ``accept`` again; parts with a saved result are not run.
-"""
+"""Runs the parts of an acceptance in order, and derives the verdict."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the parts of an acceptance, each of which is an llmb command with a saved result.
 
-A part with a result is not repeated, so that a killed acceptance continues where it stopped.
+A part with a saved result is not repeated, so that a killed acceptance continues where it stopped.
 """
 
 import json

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores and compares checks of several nodes, and resolves the list of nodes that jobs should avoid.
 
-Each check has a folder in the install root with a report per node; the two newest are kept. The list of nodes to avoid
-may refer to a file, or to the unfit nodes of the last check and measurement.
+Each check has a folder in the install root with a report per node; the two newest folders are kept.
 """
 
 import contextlib

@@ -277,8 +277,8 @@ def grid_chart(
 ) -> Drawing:
     """Plot values as shades of one color, visible on any background; values of 0 or less are transparent.
 
-    ``extent`` is left, right, bottom and top. The strongest shade begins at the 99th percentile, but not below
-    ``STRONGEST_PCT[0]``, so that noise stays faint, nor above ``STRONGEST_PCT[1]``.
+    ``extent`` is left, right, bottom and top. The strongest shade begins at the 99th percentile, limited to the range
+    ``STRONGEST_PCT``, so that noise stays faint.
     """
     ordered = sorted(value for row in rows for value in row)
     least, most = STRONGEST_PCT

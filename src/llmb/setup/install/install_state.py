@@ -80,7 +80,7 @@ def read_state(root: Path) -> InstallState | None:
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically, and overwrite leftovers of a killed installer; two never write below the same root.
+    """Replace ``path`` atomically, and overwrite leftovers of a killed installer; only one writes at a time.
 
     Raise EnvironmentProblem if the file cannot be written.
     """
