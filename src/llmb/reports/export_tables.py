@@ -187,8 +187,7 @@ def write_parquet(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row
 def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
     """Write results in OpenMetrics format, which the textfile collector of Prometheus' node exporter also reads.
 
-    All metrics are gauges without timestamps, because the collector rejects timestamps and only gauges are common to
-    both formats.
+    All metrics are gauges without timestamps: the collector rejects timestamps, and other types differ in its format.
     """
     path = folder / "llmb.prom"
     rows = list(rows_of(RESULTS, runs()))

@@ -246,7 +246,7 @@ class Usual:
 
 
 def usual(speeds: Sequence[float], kind: Kind, rule: PairRule) -> Usual | None:
-    """Return the typical speed and the limit, from the faster half; None if there are too few speeds to compare."""
+    """Compute the typical speed and the limit from the faster half of ``speeds``; return None if there are too few."""
     if len(speeds) < rule.least_nodes:
         return None
     faster = sorted(speeds, reverse=True)[: (len(speeds) + 1) // 2]
