@@ -187,7 +187,7 @@ def write_parquet(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row
 def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
     """Write results in OpenMetrics format, which the textfile collector of Prometheus' node exporter also reads.
 
-    All metrics are gauges without timestamps: the collector rejects timestamps, and other types differ in its format.
+    All metrics are gauges, the only type that both formats share, without timestamps, which the collector rejects.
     """
     path = folder / "llmb.prom"
     rows = list(rows_of(RESULTS, runs()))
