@@ -45,7 +45,7 @@ class Answers(Record):
     workloads: Annotated[
         tuple[str, ...],
         _place(
-            help="Workload to install, or 'all' for those of the GPU type. Repeatable, or separated by commas.",
+            help="Workload to install, or 'all' for those that the GPU type runs. Repeatable, or separated by commas.",
             flags=("-w", "--workload", "--workloads"),
             repeatable=True,
         ),

@@ -353,7 +353,7 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
     recorded = checkpoint.record.base
     path = explicit or (Path(recorded.path) if recorded and recorded.path else None)
     if recorded is None or recorded.path is None or path is None:
-        text = base_text(recorded) if recorded else "weights that are not known"
+        text = base_text(recorded) if recorded else "unknown weights"
         raise UsageError(f"these adapters belong to {text}, which are not in a checkpoint", where=str(checkpoint.path))
     base = read_checkpoint(path)
     check_base(base, checkpoint.record.model)
@@ -400,7 +400,7 @@ def origin_of(base: SavedCheckpoint, name: str | None) -> WeightsOrigin:
 def check_base(base: SavedCheckpoint, model: Model) -> None:
     """Raise UsageError if ``base`` does not contain all weights of ``model``."""
     if base.record.lora:
-        raise UsageError("the base contains only adapters", where=str(base.path), do="pass --base with weights")
+        raise UsageError("the base contains only adapters", where=str(base.path), do="pass a --base with weights")
     if differences := list(model_differences(model, base.record.model)):
         raise UsageError(
             f"the base is a model other than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)

@@ -228,7 +228,7 @@ def _processes(facts: GpuFacts) -> Finding:
 
 
 def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], target: TargetFacts) -> Finding:
-    """Compare the total rate of each GPU's links, in both directions, with its GPU type's and with other GPUs'."""
+    """Compare the total rate of each GPU's links, in both directions, with the catalogue and with the other GPUs."""
     of, kind = rule("gpu_nvlink"), _catalogued(gpus, target)
     if len(gpus) == 1:
         return of.skipped("a single GPU has no links to others")
