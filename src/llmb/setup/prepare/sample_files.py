@@ -47,7 +47,7 @@ class SampleFiles(Record):
     without_answer: int
     """The number of samples that were dropped because the source has no answer for them."""
     files: dict[str, int]
-    """Bytes of each file."""
+    """The size of each file in bytes, by name."""
     crc32: dict[str, str]
 
 
