@@ -276,7 +276,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes``, and wait for it; return the result of waiting and the JSON document."""
+    """Queue a measurement on ``nodes``; return the result of waiting for it, and the measurement's document, if any."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:

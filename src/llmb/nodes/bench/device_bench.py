@@ -352,7 +352,7 @@ class BenchSettings:
 
 
 def device_here(choice: DeviceChoice, machine: Machine) -> Device:
-    """Return the chosen device, by default the GPU if there is one; raise EnvironmentProblem if there is no GPU to use."""
+    """Return the chosen device, by default the GPU if there is one; raise EnvironmentProblem if a GPU is missing."""
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:

@@ -35,8 +35,8 @@ class Packs:
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
     """Pack documents of ``lengths`` tokens, int64 [documents], none of which is longer than ``seq_len``.
 
-    Shuffled documents, NeMo's default, make packs of similar cost. If these leave more than 2 % of the places empty,
-    because documents are almost as long as a pack, packing by decreasing length is used if it takes fewer packs. The
+    Shuffled documents, NeMo's default, make packs of similar cost. If these leave more than 2 % of the places empty, as
+    documents almost as long as a pack do, documents are packed by decreasing length if that takes fewer packs. The
     packs then differ in cost, but less of a step is padding.
     """
     shuffled = _first_fit(lengths, seq_len, seed, "first-fit-shuffle")

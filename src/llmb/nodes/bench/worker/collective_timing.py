@@ -168,7 +168,7 @@ def _blocks(piece: Piece, device: torch.device) -> Iterator[tuple[int, Tensor]]:
 
 
 def most_bytes(device: torch.device) -> int:
-    """Return the maximum bytes of each of two arrays in a rank's free memory; ``sys.maxsize`` if that is unknown."""
+    """Return the maximum bytes of each of two arrays in a rank's usable memory; ``sys.maxsize`` if that is unknown."""
     if device.type == "cuda":
         free: int | None = torch.cuda.mem_get_info(device)[0]
     else:
