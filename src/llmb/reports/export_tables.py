@@ -108,7 +108,7 @@ RESULTS: tuple[Column[ExportedRun], ...] = (
 
 
 def _of_step(kind: type, prefix: str = "") -> Iterator[Column[StepRow]]:
-    """Yield a column for each field of a step or of its nested records, prefixed with the nested record's name."""
+    """Yield a column for each scalar of a step or of its nested records, prefixed with the nested record's name."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         hint = hints[field.name]
