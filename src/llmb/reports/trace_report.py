@@ -368,7 +368,7 @@ def network_table(network: Network) -> Table:
         where = _list(nodes.nodes)
         for name, text, key in _node_rows(nodes):
             rows.append((name, text or "n/a", where if text else f"{where}: {network.reasons.get(key, '')}"))
-    unread = f"{counted(network.unread_lines, 'line')} ignored, because the process that wrote is not readable."
+    unread = f"{counted(network.unread_lines, 'line')} ignored, because the name of the writing process is unreadable."
     return rows_table("Network", ("what", "value", "note"), rows, caption=unread if network.unread_lines else "")
 
 
