@@ -131,7 +131,7 @@ def _made_at(folder: RunFolder) -> tuple[int, str]:
 
 
 def earlier_runs(install: Path, say: Say) -> Earlier:
-    """Return a function that finds the repeats of a run on the same nodes that were made just before and after it."""
+    """Return a function that finds a run and its repeats on the same nodes, made just before and after the run."""
 
     @cache
     def made(experiments: frozenset[str]) -> Sequence[RunFolder]:

@@ -57,11 +57,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """A run that is planned but not started."""
+    """A run on this machine that is planned but not started."""
 
     plan: EnginePlan
     unprofiled: Plan
-    """The plan without a profiler, which ``plan`` may have."""
+    """The plan before the choice between nsys and PyTorch's profiler, which depends on this machine."""
     machine: Machine
     install: Path
     environ: Mapping[str, str]

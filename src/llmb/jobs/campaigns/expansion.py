@@ -123,7 +123,7 @@ class SelectedJob:
     request: Request
     proxy: bool
     named: bool = True
-    """True if workload, size and dtype were named, so that it is an error if the job cannot run."""
+    """True if the recipe was named, not only selected by filters, so that it is an error if the job cannot run."""
     options: Mapping[str, Values] = field(default_factory=dict)
     """One value per option, except for options that accept several at once."""
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -102,7 +102,7 @@ def _left_beside(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
-    """Return the result from the program's files, and whether the run was complete before ``after`` ended it."""
+    """Return the result from the program's files, and whether a run that failed (``after``) was complete."""
     program = find_program(record.program)
     try:
         is_done = after is not None and program.progress(folder, record.plan).complete
