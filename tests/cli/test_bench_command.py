@@ -140,10 +140,10 @@ def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text)
     [
         ("gemm --dtype fp9", 2, "unknown dtype 'fp9'"),
         ("gemm --dtype bf16,bf16", 2, "contains a dtype twice"),
-        ("gemm -s 8b", 2, "--size needs --workload"),
+        ("gemm -s 8b", 2, "--size requires --workload"),
         ("attention --dtype fp8", 2, "not computed in fp8"),
         ("memory --size many", 2, "'many' is not a valid size"),
-        ("collectives --ranks 1 --device cpu", 2, "collectives need two ranks"),
+        ("collectives --ranks 1 --device cpu", 2, "collectives need at least two ranks"),
         ("collectives --min-size 1GiB --device cpu", 2, "above the maximum"),
         ("collectives --min-size 8", 2, "'8' is not a valid size"),
         ("collectives --wait", 2, "--wait requires a queued job"),

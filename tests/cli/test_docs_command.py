@@ -86,7 +86,7 @@ def test_a_search_lists_pages_that_have_all_words_with_their_headings(llmb: Run)
     assert any(line.split() == ["follow-jobs", "Follow", "jobs", "Find", "slow", "nodes"] for line in lines)
     assert llmb("docs", "--find", "find", "slow", "nodes").stdout.splitlines() == lines, "without quotes, too"
     assert json.loads(llmb("docs", "--find", "MFU formula", "--json").stdout)["pages"][0]["name"] == "flops-and-mfu"
-    assert "contains all of 'nodes xyzzy'" in llmb("docs", "--find", "nodes xyzzy", code=2).stderr
+    assert "contains all the words 'nodes xyzzy'" in llmb("docs", "--find", "nodes xyzzy", code=2).stderr
 
 
 def test_every_page_has_its_title_and_is_listed_once() -> None:

@@ -83,7 +83,7 @@ def test_the_slow_node_and_the_one_that_hangs_are_named_and_left_out(
     assert re.search(
         r"4 nodes: about 1 min 45 s from the start of the job, at most 9 min 22 s if nodes hang", measured.stderr
     )
-    assert "2 of 4 nodes are not fit: node[2,4]" in measured.stderr
+    assert "unfit nodes (2 of 4): node[2,4]" in measured.stderr
 
     shown = call_llmb("bench", "gpus", "--nodes", "2", "--exclude", "unfit", "--dry-run")
     assert "#SBATCH --exclude=node[2,4]" in shown.stdout

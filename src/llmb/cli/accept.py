@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb accept``: whether a machine, or nodes of a cluster, are as fast as they should be."""
+"""``llmb accept``: checks whether a machine, or each of several nodes, is as fast as it should be."""
 
 import os
 import shutil
@@ -90,9 +90,9 @@ class Duration:
     checks: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Run only these checks, as in 'llmb doctor --only'.")
     ] = None
-    start_new: Annotated[bool, typer.Option("--new", help="Start again instead of resuming an interrupted call.")] = (
-        False
-    )
+    start_new: Annotated[
+        bool, typer.Option("--new", help="Start again instead of resuming an interrupted acceptance.")
+    ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the parts and their durations, run nothing.")] = False
 
 
@@ -101,12 +101,12 @@ class Duration:
 def accept(
     chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration, junit: Junit = None, json: Json = False
 ) -> None:
-    """Check whether this machine, or nodes of a cluster, are as fast as they should be: all checks in one command.
+    """Check whether this machine, or each of several nodes, is as fast as it should be: all checks in one command.
 
-    It checks the node, measures its parts, and trains the recipe that fits its GPUs, in bf16 and fp8; on a CPU a tiny
-    one. The step time is compared with the published figure, or else the prediction, and with the previous acceptance.
-    With --nodes, nodes of a cluster are tested alone, then in pairs, and the fit ones then train together. The result
-    is a sentence, a table, a page, and an archive to send.
+    The command checks the node, measures its parts, and trains a recipe that fits its GPUs in bf16 and fp8, or a tiny
+    recipe on a CPU. The step time is compared with the published figure, or else the prediction, and with the previous
+    acceptance. With --nodes, nodes of a cluster are tested alone, then in pairs, and then the fit nodes train together.
+    The result is a sentence, a table, a page, and an archive to send.
 
     An interrupted acceptance is resumed by calling the same command again.
 
@@ -145,7 +145,7 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
         raise UsageError("RANK and WORLD_SIZE are set, but an acceptance starts its own ranks", do="unset both")
     parse_checks([duration.checks or ""])
     if not cluster.nodes and cluster.words:
-        raise UsageError(f"{cluster.words[0]} applies only to the nodes of a cluster", do="add --nodes")
+        raise UsageError(f"{cluster.words[0]} applies only to the nodes of a cluster", do="add --nodes N, or omit it")
     place = _nodes_of_cluster(catalogue, install, cluster) if cluster.nodes else _this_machine(catalogue)
     wanted = _wanted(chosen)
 
@@ -203,7 +203,7 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     usable = [name for name, state in states.items() if state.usable]
     if len(usable) < (wanted := cluster.nodes or 0):
         problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)
-        what = f"--nodes is {wanted}, but only {len(usable)} of {len(states)} can be used"
+        what = f"--nodes is {wanted}, but only {len(usable)} of {len(states)} nodes can be used"
         raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or pass another --partition")
     per_node = nodes.placement.processes_per_node
     return AcceptedNodes(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llmb from Python, such as in a notebook: the commands as functions with typed results.
+"""The commands as Python functions with typed results, for scripts and notebooks.
 
-Options have the names of those of the command line, with underscores: ``llmb.run("pretrain_llama3.1", "tiny",
-scale=2)``. Errors are those of ``llmb.base.errors``; their text is the one that the command line prints.
+Options have their command-line names, with underscores: ``llmb.run("pretrain_llama3.1", "tiny", scale=2)``. Errors are
+those of ``llmb.base.errors``, with the text that the command line prints.
 """
 
 import os
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 STRICT = ConfigDict(strict=True)
 MOST_RUNS = 2**63 - 1
-"""The largest limit that the history can count."""
+"""The largest integer of the history's database, and therefore the largest limit."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -332,7 +332,7 @@ def run(
 ) -> Run:
     """Train on this machine, like ``llmb run``; call it from the main thread. ``force`` ignores a lack of GPU memory.
 
-    Raise UsageError or EnvironmentProblem before training, RunFailed or InvalidRun after it.
+    Raise UsageError or EnvironmentProblem before training, RunFailed or InvalidRun after it, UserInterrupt on Ctrl-C.
     """
     request, values = _requested(options, workload, size, Choices)
     install = install_root(os.environ, Path.cwd())
@@ -389,7 +389,7 @@ def list_runs(
         try:
             ended.append(_run_of(read_ended_run(RunFolder(Path(job.run_dir)))))
         except (UsageError, EnvironmentProblem) as error:
-            on_message(f"left out: {error}")
+            on_message(f"skipped: {error}")
     return Runs(ended)
 
 
@@ -441,10 +441,10 @@ def accept(
     start_new: bool = False,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> AcceptanceResult:
-    """Check whether this machine, or ``nodes`` of the cluster, are as fast as they should be, like ``llmb accept``.
+    """Check whether this machine, or each of ``nodes`` nodes, is as fast as it should be, like ``llmb accept``.
 
-    It takes minutes, and resumes an interrupted call. Raise UsageError for invalid options, EnvironmentProblem for an
-    unusable machine, and UserInterrupt on Ctrl-C."""
+    The checks take minutes; an interrupted acceptance is resumed. Raise UsageError for invalid options,
+    EnvironmentProblem for an unusable machine, and UserInterrupt on Ctrl-C."""
     return accept_with(on_message, minutes, nodes, checks, start_new=start_new)
 
 

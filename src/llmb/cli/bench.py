@@ -55,7 +55,7 @@ Dtypes = Annotated[
 Seconds = Annotated[
     float,
     typer.Option(
-        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: off."
+        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: do not."
     ),
 ]
 Sizes = Annotated[list[str] | None, typer.Option("--size", help="Size with a unit, such as 64MiB or 1GB. Repeatable.")]
@@ -87,7 +87,7 @@ class Measuring:
         """Return the requested or the default recipe, and print its name; raise UsageError for --size alone."""
         catalogue, values, by_default = Catalogue(), dict(shapes), not shapes["workload"]
         if by_default and values["size"]:
-            raise UsageError("--size needs --workload", do="add --workload; see 'llmb list'")
+            raise UsageError("--size requires --workload", do="add --workload; see 'llmb list'")
         model = DEFAULT_MODEL[device]
         if not by_default:
             model = model_of(catalogue, values["workload"].lower(), values["size"] and values["size"].lower())
@@ -200,7 +200,7 @@ def transfer(measuring: Measuring, size: Sizes = None) -> None:
 @app.command()
 @takes(OneDevice, Measuring)
 def launch(one: OneDevice, measuring: Measuring) -> None:
-    """Measure launch times: one addition to one number, alone, in a queue, and in a CUDA graph.
+    """Measure the launch time of a minimal operation: alone, in a queue, and in a CUDA graph.
 
     Examples:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb bench gpus`` and ``collectives``: measurements of several devices here, in a job, or in pairs of nodes."""
+"""``llmb bench gpus`` and ``collectives``: measurements of several devices, on this machine or in a job."""
 
 import math
 import os
@@ -93,8 +93,8 @@ OF_RUNS = frozenset(("retries", "start", "segment", "signal_before"))
 """Options of the scheduler that do not apply to measurements."""
 OPTION_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "nodes": {"help": "Nodes of the job. Default: 1.", "basic": True},
-    "time_limit": {"help": f"Minutes, hh:mm:ss or d-hh:mm:ss. Default: {TIME_LIMIT_MIN} minutes."},
-    "gpus_per_node": {"help": "GPUs, or processes on a CPU. Default: cluster_config.yaml, else the GPU type's."},
+    "time_limit": {"help": f"Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: {TIME_LIMIT_MIN} minutes."},
+    "gpus_per_node": {"help": "GPUs per node, or processes on a CPU. Default: from settings, else the GPU type's."},
     "exclude": {"basic": True},
 }
 """Changes to the scheduler's options for measurements, by name."""
@@ -108,7 +108,7 @@ JOB = value_options(OF_JOBS.values(), envvar=False)
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Options for the place to measure several devices: this machine or a job."""
+    """Options that decide whether several devices are measured on this machine or in a job."""
 
     ranks: Annotated[
         int | None,
@@ -141,7 +141,7 @@ class BenchJobRequest:
     """A measurement in a job: its site, options and nodes."""
 
     def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
-        """Read site and options; raise UsageError if invalid. ``here`` is this process's job, to measure its nodes."""
+        """Read site and options; raise UsageError if they are invalid. ``here`` is the job whose nodes are measured."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})
@@ -208,10 +208,10 @@ def gpus(
 
     The GPUs are those of this machine or, with --nodes or another option of the scheduler, those of a job. Nodes do not
     communicate, so a broken node does not affect the others. A GPU is slow if it is more than 5 % and more than 4
-    robust standard deviations below the median. Slow GPUs are listed by node, local rank and UUID, with the nodes for
-    'llmb submit --exclude'.
+    robust standard deviations below the median of its model. Slow GPUs are listed by node, local rank and UUID, with
+    their nodes for 'llmb submit --exclude'.
 
-    Exit codes: 0 no GPU is slow, 4 one is slow, failed, or did not report.
+    Exit codes: 0 no GPU is slow; 4 a GPU is slow, failed or did not report.
 
     Examples:
 
@@ -305,7 +305,7 @@ def collectives(
 
     The ranks are on this machine or, with --nodes or another option of the scheduler, in a job. Bandwidths and columns
     are those of nccl-tests, so 'llmb nccl' can read and compare the table. All results are checked: '#wrong' counts the
-    elements with a wrong value, and any is an error.
+    elements with a wrong value, and any wrong element is an error.
 
     --pairwise finds bad nodes: a job measures every node alone, then in three or more rounds of disjoint pairs, and
     then the good nodes as a group, at fixed sizes. The expected time is printed first. A node that hangs delays only
@@ -350,7 +350,7 @@ SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
 def _here(sweep: CollectiveRequest, placed: Placed) -> None:
     device, ranks = placed.here(on_cpu=RANKS_ON_CPU)
     if ranks < LEAST_RANKS:
-        raise UsageError("collectives need two ranks", do="add --device cpu, or --nodes 2 to measure between nodes")
+        raise UsageError("collectives need at least two ranks", do="add --device cpu --ranks 2, or --nodes 2")
     job, measured_at, install = collective_job(sweep, device), now(), install_here()
     with CaseProgress() as progress:
         result = measure_here(job, ranks, progress.case)
@@ -364,7 +364,7 @@ def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, placed: Placed
     job = collective_job(sweep, request.device)
     processes = request.nodes.placement.processes
     if processes < LEAST_RANKS:
-        raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")
+        raise UsageError("collectives need at least two ranks", do="pass --nodes 2, or --ranks 2")
     program = BenchProgram("collectives", COLLECTIVES_PROGRAM, "torchrun", {COLLECTIVES_JOB: job.model_dump_json()})
     if done := queue(request.order(program, f"collectives over {processes} ranks, by llmb"), placed):
         end, folder = done
@@ -391,7 +391,7 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
     placement = request.nodes.placement
     if placement.nodes < LEAST_NODES:
         what = f"--pairwise needs {LEAST_NODES} nodes: if two nodes differ, it is unclear which one is bad"
-        raise UsageError(what, do=f"add --nodes {LEAST_NODES} or more, which queues a job")
+        raise UsageError(what, do=f"pass --nodes {LEAST_NODES} or more, which queues a job")
     nodes, per_node = placement.nodes, placement.processes_per_node
     usual, most = expected_s(nodes, per_node), limit_s(nodes, per_node)
     begin = "now" if request.here else "the start of the job"
@@ -414,8 +414,8 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
         unfit = host_list(result.names(fit=False))
         count, total = len(result.names(fit=False)), len(result.nodes)
         if count:
-            do = "run 'llmb doctor' on them to find the cause; 'llmb submit --exclude unfit' skips them"
-            raise RunFailed(f"{count} of {total} nodes are not fit: {unfit}", do=do)
+            do = f"run 'llmb doctor --nodes {unfit}' to find the cause; 'llmb submit --exclude unfit' avoids them"
+            raise RunFailed(f"unfit nodes ({count} of {total}): {unfit}", do=do)
         if not result.names(fit=True):
             raise RunFailed(
                 f"none of {total} nodes could be judged", do="read the reasons above, and the log of the job"

@@ -33,7 +33,7 @@ HELP = "Show checkpoints; export and import weights for Hugging Face.\n\nExample
 app = typer.Typer(cls=CommandGroup, help=HELP, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of llmb, the folder above 'weights'.")
+    Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint of llmb: the folder above 'weights'.")
 ]
 Processes = Annotated[
     int | None,
@@ -90,7 +90,7 @@ def export_(
     """Write a checkpoint's weights as a Hugging Face model (safetensors files and config.json), or adapters for peft.
 
     The command needs memory for the weights of one file, or for the largest tensor, and for all adapters. The folder
-    gets its final name only when all files are on disk. Adapters are in fp32.
+    gets its final name only when all files are on disk. Adapters are written in fp32.
 
     Examples:
 
@@ -136,9 +136,9 @@ def import_(
 ) -> None:
     """Import a Hugging Face model as a checkpoint for `llmb run --load-checkpoint`.
 
-    It contains only weights, in the dtype of the source: training starts at step 0 with a new optimizer state. The
-    configuration must match the catalogue's model, and the files must contain exactly its weights, in fp32, bf16 or
-    fp16. Pickle files are rejected. The same command resumes a killed import.
+    The checkpoint contains only weights, in the dtype of the source: training starts at step 0 with a new optimizer
+    state. The configuration must match the catalogue's model, and the files must contain exactly its weights, in fp32,
+    bf16 or fp16. Pickle files are rejected. The same command resumes a killed import.
 
     Examples:
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that all commands share: options for results and messages, printing of messages, the complete help, groups, and
-usage errors with the option that was probably meant.
-"""
+"""Code that all commands share: common options, messages, groups, the complete help, and usage errors with advice."""
 
 import os
 import re
@@ -38,8 +36,8 @@ Junit = Annotated[
         "--junit", metavar="FILE", callback=_check_folder, help="Also write the result as JUnit XML, for CI systems."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the jobs, queue nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queueing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs, but queue nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Queue without asking for confirmation.")]
 Force = Annotated[bool, typer.Option("--force", help="Continue even if a GPU has too little memory for the run.")]
 
 
@@ -164,8 +162,8 @@ def _common(
 def _result_in(path: Path) -> Iterator[None]:
     """Redirect standard output to ``path``, which is replaced at the end of the command if there is any output.
 
-    Links are followed, and devices and pipes are written to. Raise EnvironmentProblem before the work if ``path``
-    cannot be written.
+    Links are followed; devices and pipes are not replaced. Raise EnvironmentProblem if ``path`` cannot be written,
+    before the command runs if possible.
     """
     from llmb.runs.folder import write_atomically  # the help of a command must not load it
 
@@ -193,7 +191,7 @@ def _result_in(path: Path) -> Iterator[None]:
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands. It has few options, so its ``--help-all`` is ``--help``."""
+    """A group of commands. Its ``--help-all`` prints the same as ``--help``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer keeps its context type private)
         return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
@@ -243,7 +241,7 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the classes of its parser private)
-    """Return the parser's error with its command, and the option that was probably meant or a reference to the help."""
+    """Convert an error of the parser; its advice is the option that was probably meant, or the command's help."""
     path = error.ctx.command_path if error.ctx else "llmb"
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")
@@ -257,7 +255,7 @@ def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the clas
 
 
 def meant_option(given: str, known: Iterable[str]) -> list[str]:
-    """Return the names in ``known`` for which other programs use ``given``, else those with a similar spelling."""
+    """Return the options in ``known`` that other programs call ``given``, else those with a similar spelling."""
     options = [name for name in known if name.startswith("--")]
     same = [name for name, others in MEANT.items() if name in options and given in others]
     return same or closest(given, options, cutoff=0.65)

@@ -44,8 +44,8 @@ def config() -> None:
     """Show and change the settings of this cluster and your own defaults.
 
     The cluster's settings are in cluster_config.yaml in the root of installation, your defaults in
-    ~/.config/llmb/config.yaml. The first of these that has a setting determines it: an option, a variable of the
-    shell, your defaults, cluster_config.yaml, the catalogue, llmb.
+    ~/.config/llmb/config.yaml. A setting comes from the first of these that has it: an option, a variable of the
+    shell, your defaults, cluster_config.yaml, the catalogue, llmb's own defaults.
 
     Example:
 
@@ -106,14 +106,14 @@ def check(
         ),
     ] = None,
     release: Annotated[
-        str | None, typer.Option("--release", help="Release to compare with. Default: the closest one.")
+        str | None, typer.Option("--release", help="Release to compare with. Default: the most similar one.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Check a catalogue of your own, and compare a checkout of the reference suite with its release, file by file.
 
-    Your catalogue is the folder $LLMB_CATALOGUE, by default ~/.config/llmb/catalogue. Every file of it is read, even if
-    no other command needs it; the exit code is 2 if a file is invalid.
+    Your catalogue is the folder $LLMB_CATALOGUE, by default ~/.config/llmb/catalogue. Every file in it is read; the
+    exit code is 2 if a file is invalid.
 
     The comparison lists the differences in everything that llmb relies on, such as the variables of a launch script and
     the commits of its software. `--framework reference_suite` does the same check before it queues a job. The exit code
@@ -189,11 +189,11 @@ def unset(key: Key, user: User = False) -> None:
 
 @app.command()
 def migrate(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new file, write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new file, but write nothing.")] = False,
 ) -> None:
     """Convert the reference suite's cluster_config.yaml to llmb's format, and keep the old file next to it.
 
-    Secrets in it are reported and not copied.
+    Secrets in the old file are reported, but not copied.
 
     Example:
 

@@ -106,7 +106,7 @@ def docs(
 ) -> None:
     """Print a page of the documentation, which is part of every installation.
 
-    On a terminal the page is formatted; a file or a pipe gets the Markdown. `llmb docs schema NAME` prints the JSON
+    On a terminal, the page is formatted; files and pipes receive Markdown. `llmb docs schema NAME` prints the JSON
     Schema of a stored file: run.json, metrics.jsonl, cluster_config.yaml, campaign, catalogue and others.
 
     Examples:
@@ -151,7 +151,7 @@ def _find(words: str, *, as_json: bool) -> None:
         return
     if not found:
         do = "use fewer words; 'llmb docs' lists all pages"
-        raise UsageError(f"no page of the documentation contains all of '{words}'", do=do)
+        raise UsageError(f"no page of the documentation contains all the words '{words}'", do=do)
     rows = [(page.name, page.title, heading if heading != page.title else "") for page, heading in found]
     print_output(rows_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", ("page", "title", "under"), rows))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb doctor``: checks of this or other nodes; with ``--against``, changes in the settings of nodes since a run."""
+"""``llmb doctor``: checks nodes or, with ``--against``, compares their settings with those recorded in a run."""
 
 import os
 import sys
@@ -81,7 +81,7 @@ class Checked:
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=0, help="GPUs that the node should have. Default: from cluster_config.yaml, else by GPU type."
+            min=0, help="Number of GPUs that the node should have. Default: from cluster_config.yaml, else by GPU type."
         ),
     ] = None
     disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Size of the test file on each file system.")] = (
@@ -125,7 +125,7 @@ class SeveralNodes:
     ] = None
     time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of each node.")] = 10
     max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="Maximum time to wait for busy nodes.")] = 15.0
-    last: Annotated[bool, _several("--last", help="Show the last result of several nodes again.")] = False
+    last: Annotated[bool, _several("--last", help="Print the last result of several nodes again.")] = False
 
     @property
     def any(self) -> bool:
@@ -147,9 +147,9 @@ class ReportOptions:
 
 AgainstRun = Annotated[
     str | None,
-    _settings(metavar="RUN", help="List changes on this node, or on listed nodes, since a run (id, 'latest', ...)."),
+    _settings(metavar="RUN", help="List settings that changed here or on listed nodes since this run ('latest', ...)."),
 ]
-FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit with code 4 for an important change.")]
+FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit with code 4 if an important setting changed.")]
 
 
 @app.command()
@@ -162,7 +162,7 @@ def doctor(
     against: AgainstRun = None,
     fail_on_drift: FailOnDrift = False,
 ) -> None:
-    """Check whether this node, or a list of nodes, is fit to train, with advice for each problem.
+    """Check whether this node, or each node of a list, is fit to train, with advice for each problem.
 
     The checks cover GPUs, CPUs, memory, kernel, limits, network, scheduler, containers, file systems and the clock, and
     whether Python, torch, CUDA, driver and NCCL fit together. Each check passes, warns or fails, or is listed as not
@@ -172,10 +172,10 @@ def doctor(
     answer or dies is reported as unfit, with the reason. Nodes that differ from the majority are listed. The result is
     stored, and `llmb submit --exclude unfit` excludes the unfit nodes.
 
-    With --against nothing is checked. Instead, settings that may affect the speed of a step, such as driver, firmware,
+    With --against, nothing is checked. Instead, settings that may affect the speed of a step, such as driver, firmware,
     sysctl, links and NCCL's variables, are compared with those recorded in a run.
 
-    Exit codes: 0 every check passes or warns, 4 one fails.
+    Exit codes: 0 every check passes or warns, 4 a check fails.
 
     Examples:
 
@@ -199,8 +199,8 @@ def doctor(
     if against is not None:
         without: dict[str, object] = {"--only": asked.only, "--gpu-type": asked.gpu_type, "--gpus": asked.gpus}
         without |= {"--no-disk": checked.no_disk, "--last": several.last, "--junit": output.junit}
-        if given := [name for name, value in without.items() if value]:
-            raise UsageError(f"--against cannot be combined with {', '.join(given)}", do="omit --against or the rest")
+        if given := ", ".join(name for name, value in without.items() if value):
+            raise UsageError(f"--against cannot be combined with {given}", do=f"omit --against, or {given}")
         compare_settings(install, against, several, fail_on_drift=fail_on_drift, json=output.json)
     elif fail_on_drift:
         raise UsageError("--fail-on-drift requires --against", do="add --against, or omit --fail-on-drift")
@@ -276,7 +276,7 @@ def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> No
 def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
     """Print the last result of several nodes; raise UsageError if there is none, RunFailed if a node is unfit."""
     if several.partition or several.every:
-        raise UsageError("--last needs no --partition or --all", do="omit them, or pass --nodes to select nodes")
+        raise UsageError("--last cannot be combined with --partition or --all", do="pass --nodes to select nodes")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)
@@ -293,7 +293,7 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
 
 
 def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
-    """Return the states of the listed nodes, or of a partition's or the cluster's usable nodes; report the others."""
+    """Return the states of the listed nodes, else of the usable nodes of the partition or cluster; report the rest."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:
@@ -304,7 +304,7 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
         do = "run 'sinfo -R', or pass --nodes LIST to see the reason for each node"
-        raise UsageError("none of these nodes accepts jobs", do=do)
+        raise UsageError("no node of the partition or cluster accepts jobs", do=do)
     return usable
 
 
@@ -327,7 +327,7 @@ def raise_unless_fit(reports: Sequence[NodeReport], scheduler: Scheduler) -> Non
 
 
 class ReadNodes(NamedTuple):
-    """The settings of the requested nodes, and why those of other nodes are missing."""
+    """The settings of the requested nodes, and the reason for each node that was not read."""
 
     settings: NodesSettings
     not_read: dict[str, str]
@@ -348,7 +348,7 @@ def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
 
 
 def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail_on_drift: bool, json: bool) -> None:
-    """Print how settings changed since a run; raise UsageError if the run has none. With ``fail_on_drift``, raise
+    """Print how settings changed since a run; raise UsageError if it recorded none. With ``fail_on_drift``, raise
     RunFailed for an important change or a node that could not be read."""
     run, reference = find_reference(install, against)
     found = read_nodes(install, several)
@@ -365,7 +365,7 @@ def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail
     print_output(report.model_dump(mode="json") if json else drift_tables(report, found.host_list))
     important = {one.key for one in report.drift if one.important}
     if fail_on_drift and important:
-        raise RunFailed(f"settings have changed since {report.against}: {', '.join(sorted(important))}")
+        raise RunFailed(f"important settings changed since {report.against}: {', '.join(sorted(important))}")
     if fail_on_drift and found.not_read:
         whole = len(found.settings.nodes) + len(found.not_read)
         raise RunFailed(f"{len(found.not_read)} of {whole} nodes were not read: {found.host_list([*found.not_read])}")
@@ -378,5 +378,5 @@ def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
             if run.record.image:
                 settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
             return run.record, settings
-    what = f"no run of '{text}' has settings of its nodes"
-    raise UsageError(what, do="pass a run of llmb that sampled its nodes")
+    what = f"no run that '{text}' selects recorded settings of its nodes"
+    raise UsageError(what, do="pass a run of llmb without --no-resources")

@@ -35,7 +35,7 @@ from llmb.setup.prepare.hub import can_check
 
 
 def ask(question: Question, problem: str | None) -> str:
-    """Ask until the answer is valid; ``problem`` is that of a previous answer. Raise UserInterrupt at end of input."""
+    """Show ``problem``, if any, and ask until the answer is valid; raise UserInterrupt at the end of input."""
     width = shutil.get_terminal_size().columns
     choices, assumed = tuple(question.choices()), question.assumed()
     if problem:
@@ -135,7 +135,7 @@ def install(
     with their options and valid values.
 
     A repeated call only does what is missing, and resumes an interrupted installation. --config also accepts the
-    headless file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION are used if neither
+    answers file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION are used if neither
     options nor file have an answer.
 
     Examples:
@@ -193,7 +193,7 @@ def _import_image(source: str, folder: Path, runtime: str, architecture: str | N
 
 
 def _confirmed(answers: Answers, around: Surroundings) -> Answers:
-    """Return the answers after the user has reviewed and perhaps changed them; raise UserInterrupt on refusal."""
+    """Let the user review and change the answers, and return them; raise UserInterrupt if the user refuses."""
     while True:
         lines = table_lines(answers_table(answers), shutil.get_terminal_size().columns)
         sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")

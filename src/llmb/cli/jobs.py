@@ -51,7 +51,7 @@ ExpectS = Annotated[
 
 
 class StepLines:
-    """Prints lines about a run: at intervals, when its state changes, and when its pace is not as expected."""
+    """Prints lines about a run: at intervals, and when its state or its pace relative to the expected one changes."""
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
@@ -83,7 +83,7 @@ def lines_of(job: Job, expected_s: float | None) -> StepLines:
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
 FRESH_S = 10.0
-"""States that were queried within this many seconds are shown without another query."""
+"""For this many seconds after a query, states are shown without another query."""
 PATIENCE_S = 5.0
 """Seconds to wait for a scheduler; without an answer, the last known states are shown."""
 
@@ -92,10 +92,10 @@ JobId = Annotated[
     typer.Argument(
         metavar="ID",
         autocompletion=complete_run,
-        help="Id of the job or the run, or the beginning of the run folder's name; for 'show' also a label.",
+        help="Id of the job or the run, or the beginning of the run folder's name; for 'show', also a label.",
     ),
 ]
-JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="As for 'jobs show'.")]
+JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="Ids of jobs or runs.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Selected:
     label: Annotated[
         str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
     ] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Show only this many, the newest; 0: all.")] = 50
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show only the newest N; 0 shows all.")] = 50
     no_refresh: Annotated[
         bool, typer.Option("--no-refresh", help="Show the last known states without querying schedulers.")
     ] = False
@@ -118,7 +118,7 @@ class Selected:
     def find(
         self, states: Iterable[str], kind: Kind | None = None, *, runs_only: bool = False
     ) -> tuple[list[Job], int]:
-        """Return the selected jobs of the history, and the number that match without the limit."""
+        """Return the selected jobs of the history, and the number that would be selected without the limit."""
         selection = Filter(
             states=tuple(states),
             workload=self.workload,
@@ -156,15 +156,15 @@ def jobs(context: typer.Context) -> None:
 def list_(
     selected: Selected,
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="State of the job or status of the run. Repeatable.")
+        list[str] | None, typer.Option("--state", help="Only this state of the job or status of the run. Repeatable.")
     ] = None,
     kind: Annotated[Kind | None, typer.Option("--kind", help="Only jobs of this kind.")] = None,
     json: Json = False,
 ) -> None:
     """List the jobs of this install root, the newest last.
 
-    The schedulers of jobs that have not ended are queried first. Without an answer within 5 s, the last known states
-    are shown.
+    The schedulers of jobs that have not ended are queried first; if one does not answer within 5 s, the last known
+    states are shown.
 
     Examples:
 
@@ -216,7 +216,7 @@ def log(
 ) -> None:
     """Print the log of a job's run or, if its workers never started, the output of its batch script.
 
-    --follow adds the pace of the run and the time left, and a line when the pace is not as expected.
+    With --follow, lines on stderr report the pace of the run and the time left, and whether the pace is as expected.
 
     Examples:
 
@@ -248,7 +248,7 @@ def wait(
 
     Exit codes: 0 success, 4 failed, 6 invalid or not ended in time, 7 failed because of the infrastructure, 130
     cancelled. Jobs that were submitted with --retries are retried, and the last attempt counts. A scheduler that does
-    not answer is queried for up to ten minutes.
+    not answer is queried again for up to ten minutes.
 
     Examples:
 
@@ -290,10 +290,9 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
 @app.command()
 def refresh(json: Json = False) -> None:
-    """Update the states of all jobs, and resubmit failed ones that have retries left.
+    """Update the states of all jobs; resubmit jobs that failed because of the infrastructure and have retries left.
 
-    Only jobs that failed because of the infrastructure are resubmitted. The exit code is 7 if a scheduler does not
-    answer; the states of its jobs are then unchanged.
+    The exit code is 7 if a scheduler does not answer; the states of its jobs are then unchanged.
 
     Example:
 
@@ -325,7 +324,7 @@ def rebuild(json: Json = False) -> None:
 def nodes(
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only jobs submitted since then, such as 7d; as for 'jobs list'.")
+        str | None, typer.Option("--since", help="Only jobs since this time, such as 7d; see 'jobs list --help'.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -344,7 +343,7 @@ def nodes(
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
-    """Wait for jobs, with a progress bar of the steps if there is only one job."""
+    """Wait for jobs; for a single job, show a progress bar of its steps."""
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])
@@ -362,7 +361,7 @@ def _install() -> Path:
 
 
 def bring_up_to_date(store: Store) -> None:
-    """Query schedulers if the states are old; if there is no answer, print a warning."""
+    """Query schedulers if the states are old; if a scheduler does not answer, print a warning."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb judge`` and ``llmb compare``: verdicts on runs, and on groups of runs."""
+"""``llmb judge`` and ``llmb compare``: judge runs, and compare groups of runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ BAD, SKIP = 1, 125
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOptions:
-    """Options for the reference of runs, and for the tolerance."""
+    """Options for the reference of runs, the tolerance and the window."""
 
     against: Annotated[
         str | None,
@@ -68,13 +68,14 @@ class ReferenceOptions:
         typer.Option(metavar="FILE|S", help="Judge against the step times in this YAML file, or against S seconds."),
     ] = None
     write_expectations: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a new file for --expect from RUN, judge nothing.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the step times of RUN to a new file for --expect, and judge nothing."),
     ] = None
     acceptance: Annotated[
         str | None,
         typer.Option(
             metavar="SET",
-            help="Judge every recipe of this acceptance set by its runs in RUN: h100, h100-128, h100-node, b200,"
+            help="Judge every recipe of this acceptance set by its runs among RUN: h100, h100-128, h100-node, b200,"
             " gb200.",
         ),
     ] = None
@@ -82,7 +83,7 @@ class ReferenceOptions:
         float | None,
         typer.Option(
             metavar="PCT",
-            help="Percent by which a run may be slower than its reference. Default: by kind of reference.",
+            help="Percent by which a run may be slower than its reference. Default: depends on the reference.",
         ),
     ] = None
     window: Annotated[
@@ -115,7 +116,7 @@ class ReferenceOptions:
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
-    """Return the file of expectations, or the step time that is expected of every run; raise UsageError if invalid."""
+    """Return the file of expectations, or the expected step time of every run; raise UsageError for an invalid time."""
     try:
         seconds = float(text or "")
     except ValueError:
@@ -145,9 +146,9 @@ def judge(
 ) -> None:
     """Judge whether runs are as fast as they should be, and show how they differ from their reference.
 
-    Against a published figure or an expectation, each run has its own verdict. With --against, repeats are judged
+    Each run has its own verdict against a published figure or an expectation. With --against, repeats are judged
     together, because nodes and temperatures differ from run to run. Several verdicts are summarized in one row per
-    recipe; -v shows each. Exit codes: 0 every verdict is 'pass' or 'improved'; 5 one is 'regressed'; otherwise 6, one
+    recipe; -v shows each. Exit codes: 0 every verdict is 'pass' or 'improved'; 5 the worst is 'regressed'; 6 the worst
     is 'inconclusive', 'not comparable' or 'invalid'. With --bisect, 1 replaces 5 and 125 replaces 6.
 
     Examples:
@@ -191,7 +192,7 @@ def judge(
 def _runs_to_judge(
     runs: list[str] | None, install: Path, window: str | None, logs: dict[str, Any]
 ) -> tuple[Sequence[AnalyzedRun], Sequence[ExcludedRun]]:
-    """Return the runs, limited to the window, and those that are left out; raise UsageError if there are no runs."""
+    """Return the runs with the requested window, and those that are left out; raise UsageError if there are no runs."""
     selected = find_all_runs(runs, install, say)
     found = with_stated(in_window(selected.runs, window), logs, Catalogue())
     if not found:
@@ -239,7 +240,7 @@ def _side(name: str, text: str) -> Any:  # noqa: ANN401 (what typer makes)
 def compare(
     before: Annotated[str, _side("BEFORE", "Folder, log, archive, label, campaign, id, 'latest' or dates.")],
     after: Annotated[
-        str | None, _side("AFTER", "Runs after. Default: compare groups within BEFORE, see --vary.")
+        str | None, _side("AFTER", "Runs to compare with BEFORE. Default: compare groups within BEFORE, see --vary.")
     ] = None,
     vary: Vary = None,
     tolerance: Annotated[
@@ -254,7 +255,7 @@ def compare(
     junit: Junit = None,
     json: Json = False,
 ) -> None:
-    """Compare two groups of runs, recipe by recipe: is one faster than the other, beyond their noise?
+    """Compare two groups of runs, recipe by recipe: do their step times differ by more than noise?
 
     Runs are repeats of each other if their records have the same configuration, regardless of their names. A row has
     the medians of the runs' means, the change with its 95 % interval, the noise between repeats, and the verdict. The
@@ -303,7 +304,7 @@ def raise_unless_passed(comparison: Comparison) -> None:
         return
     if not comparison.rows:
         both = len({one.side for one in comparison.unmatched}) > 1
-        do = "pass --vary KEY for what may differ; the table shows the recipes of each side" if both else None
+        do = "pass --vary KEY to allow a difference; the table shows the recipes of each side" if both else None
         raise NoVerdict("not comparable: no recipe was measured on both sides", do=do)
     open_ = [one.recipe for one in comparison.rows if one.verdict not in ("pass", "improved")]
     open_ += [one.recipe for one in comparison.unmatched if one.side == "before" and one.reason]

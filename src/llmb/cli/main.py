@@ -24,28 +24,28 @@ PANELS = {
     "Start": {
         "accept": (
             "llmb.cli.accept",
-            "Check whether this machine, or nodes of a cluster, are as fast as they should be.",
+            "Check whether this machine, or each of several nodes, is as fast as it should be.",
         ),
-        "list": ("llmb.cli.recipe", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
-        "show": ("llmb.cli.recipe", "One recipe in full: model, layout, FLOPs, published figures."),
+        "list": ("llmb.cli.recipe", "List the workloads, sizes, dtypes, GPU types and scales of the catalogue."),
+        "show": ("llmb.cli.recipe", "Show one recipe in full: model, layout, FLOPs, published figures."),
         "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
-        "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
-        "result": ("llmb.cli.runs", "The result of a finished run."),
-        "docs": ("llmb.cli.docs", "The documentation, page by page."),
+        "runs": ("llmb.cli.runs", "List the runs of this machine and of jobs, with their results."),
+        "result": ("llmb.cli.runs", "Print the result of a finished run."),
+        "docs": ("llmb.cli.docs", "Print a page of the documentation."),
     },
     "Judge": {
         "judge": ("llmb.cli.judge", "Judge whether runs are as fast as they should be, and why not."),
         "compare": ("llmb.cli.judge", "Compare two groups of runs, recipe by recipe."),
-        "report": ("llmb.cli.share", "A page of runs with verdicts, plots and tables, in one file."),
-        "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
-        "predict": ("llmb.cli.predict", "Predict the time of a step, by cause, before anything is queued."),
+        "report": ("llmb.cli.share", "Write a page about runs, with verdicts, plots and tables, in one file."),
+        "parse": ("llmb.cli.parse", "Print step-time statistics of training logs."),
+        "predict": ("llmb.cli.predict", "Predict the time of a step, broken down by cause, before anything is queued."),
         "plan": ("llmb.cli.predict", "Find the fastest layouts that fit in memory, before anything is queued."),
-        "memory": ("llmb.cli.predict", "Memory, FLOPs and collectives of a rank, before anything is queued."),
-        "metrics": ("llmb.cli.recipe", "Throughput, TFLOPS, MFU and time to train for a given step time."),
+        "memory": ("llmb.cli.predict", "Count the memory, FLOPs and collectives of a rank, before anything is queued."),
+        "metrics": ("llmb.cli.recipe", "Compute throughput, TFLOPS, MFU and time to train from a step time."),
     },
     "Share": {
-        "export": ("llmb.cli.share", "Results and steps as files for other tools."),
-        "archive": ("llmb.cli.share", "Pack runs into one file for another machine, without checkpoints and secrets."),
+        "export": ("llmb.cli.share", "Write results and steps as files for other tools."),
+        "archive": ("llmb.cli.share", "Pack runs into one file for another machine, without checkpoints or secrets."),
         "import": ("llmb.cli.share", "Add the runs of an archive to those of this machine."),
     },
     "Cluster": {
@@ -53,11 +53,11 @@ PANELS = {
             "llmb.cli.install",
             "Install on a cluster or a machine: environment, settings, launch scripts, data.",
         ),
-        "config": ("llmb.cli.config", "The settings of this cluster and your own, and where each comes from."),
+        "config": ("llmb.cli.config", "Show and change the settings of this cluster and your own."),
         "submit": ("llmb.cli.submit", "Queue a run on a cluster."),
         "bulk": ("llmb.cli.submit", "Queue the jobs of a file on a cluster."),
-        "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
-        "watch": ("llmb.cli.watch", "The log of a run as it grows, with its pace and the time left."),
+        "jobs": ("llmb.cli.jobs", "List jobs and their results; print logs, wait, cancel, find slow nodes."),
+        "watch": ("llmb.cli.watch", "Follow the log of a run as it grows, with its pace and the time left."),
     },
     "Prepare": {
         "prepare": ("llmb.cli.prepare", "Prepare data and weights for fine-tuning."),
@@ -65,9 +65,9 @@ PANELS = {
     },
     "Diagnose": {
         "doctor": ("llmb.cli.doctor", "Check whether this node is fit to train: GPUs, host, network, disks, software."),
-        "bench": ("llmb.cli.bench", "Speed of parts of this machine: matrix products, attention, memory, launches."),
-        "trace": ("llmb.cli.traces", "The time of profiled steps by activity."),
-        "nccl": ("llmb.cli.traces", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
+        "bench": ("llmb.cli.bench", "Measure the speed of parts of this machine: GEMMs, attention, memory, launches."),
+        "trace": ("llmb.cli.traces", "Break down the time of profiled steps by activity."),
+        "nccl": ("llmb.cli.traces", "Show collectives in NCCL's logs, and bandwidths from nccl-tests."),
     },
     "Compatibility": {
         "launch": ("llmb.cli.submit", "Queue a run that the environment variables of the reference documents describe.")
@@ -122,7 +122,7 @@ class LazyGroup(CommandGroup):
 
 
 def load_command(name: str) -> Any:  # noqa: ANN401
-    """Return one command of its module: building the options of all commands takes time."""
+    """Return one command of a module, without building the options of the others, which takes time."""
     shared: typer.Typer = import_module(COMMANDS[name][0]).app
     alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
     named = {one.name or getattr(one.callback, "__name__", ""): one for one in shared.registered_commands}
@@ -164,7 +164,7 @@ def main() -> NoReturn:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
     if sys.stdout is None:
-        do = "redirect it to a file or to /dev/null"
+        do = "redirect standard output to a file or to /dev/null"
         error = EnvironmentProblem("the result cannot be written: standard output is closed", do=do)
         sys.exit(_report(error, as_json=False))
     try:
@@ -186,9 +186,7 @@ def install_main() -> NoReturn:
 
 
 def as_spoken(arguments: list[str]) -> list[str]:
-    """Return the arguments with ``help`` and ``version`` as options instead of commands, and with options of all
-    commands moved behind the command.
-    """
+    """Replace the commands ``help`` and ``version`` by options, and move leading common options behind the command."""
     first = next((place for place, word in enumerate(arguments) if word not in ANYWHERE), 0)
     if first and not arguments[first].startswith("-"):
         end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -231,14 +229,12 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Raise UsageError for contradicting options, and for an argument that looks like a secret: every user of a machine
-    can see the arguments of processes.
-    """
+    """Raise UsageError for contradicting options, or a secret, which all users of a machine can see in an argument."""
     if not ({*VERBOSE}.isdisjoint(arguments) or {*QUIET}.isdisjoint(arguments)):
         raise UsageError("--quiet and --verbose cannot be combined", do="pass only one")
     for place, argument in enumerate(arguments, start=1):
         if has_secret(argument, settings=False):
-            what = f"argument {place} looks like a secret, which other users and logs would show"
+            what = f"argument {place} looks like a secret, which other users could see"
             do = "pass it in an environment variable, such as HF_TOKEN, or in the program's credentials file"
             raise UsageError(what, do=do)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb parse``; with ``--compat``, a replacement for the reference suite's ``parse_train_timing.sh``."""
+"""``llmb parse``, which with ``--compat`` replaces the reference suite's ``parse_train_timing.sh``."""
 
 import sys
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ Form = Literal["table", "csv", "json"]
 
 
 class CompatError(LlmbError):
-    """An error with --compat; the exit code is that of the reference suite's script (1)."""
+    """An error with --compat, whose exit code is 1, like that of the reference suite's script."""
 
     exit_code = 1
 
@@ -104,7 +104,7 @@ def _print_as_reference(
 
 
 def _documented_window(logs: Iterable[Path]) -> str:
-    """Return the documented window of the logs' release; the newest release's if it is unknown or not unique."""
+    """Return the documented window of the logs' release; the default window if it is unknown or not unique."""
     found = sorted({one.window for path in logs if (one := document_of_log(path)) and one.window})
     if len(found) > 1:
         say(f"these logs belong to documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
@@ -127,10 +127,10 @@ Paths = Annotated[
     ),
 ]
 Group = Annotated[
-    bool, typer.Option("--group", help="Group repeats: number of runs, median and spread of their means.")
+    bool, typer.Option("--group", help="Group repeats, with number of runs, and median and spread of their means.")
 ]
 Scaling = Annotated[
-    bool, typer.Option("--scaling", help="Group runs by recipe: all scales, with efficiency and published figures.")
+    bool, typer.Option("--scaling", help="Group runs by recipe, with all scales, efficiency and published figures.")
 ]
 WindowRule = Annotated[
     str | None,
@@ -176,8 +176,8 @@ def parse(
     last step, and its loss was finite throughout. The standard deviation is that of a sample, and the interval is the
     95 % interval of the mean. The exit code is 4 if no run was a success.
 
-    With --compat, logs are read as by the reference suite's script: default folder 'experiments', the window of the
-    logs' release, else 35-44, population standard deviation, exit code 1 for every error.
+    With --compat, the command works like the reference suite's script: the default folder is 'experiments', the window
+    that of the logs' release, else 35-44, the standard deviation that of a population, and the exit code of errors 1.
 
     Examples:
 
@@ -219,7 +219,7 @@ def parse(
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
-    """Return the runs completed with facts from the other runs and the catalogue; report copies and bad records."""
+    """Add what the catalogue and the other runs contribute to each run; report copies and unreadable records."""
     runs = with_copies(read)
     say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:

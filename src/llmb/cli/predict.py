@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Hardware = Annotated[
     Path | None,
-    typer.Option("--hardware", metavar="FILE", help="File with more GPU types, in the format of the catalogue."),
+    typer.Option("--hardware", metavar="FILE", help="File with more GPU types, like the catalogue's hardware.yaml."),
 ]
 Calibrate = Annotated[
     str | None,
@@ -83,22 +83,22 @@ Layouts = Annotated[
     Path | None, typer.Option("--file", metavar="FILE", help="Predict each line of this CSV file, and print CSV.")
 ]
 WORK = ("gbs", "seq_len", "layers")
-"""Sizes that define the work; the others define the layout."""
+"""Sizes that define the work of a step; all other sizes define the layout."""
 DECISIVE = ("recompute", "dp_sharding", "fp8_recipe")
-"""Options of a run that the short help shows, because they affect time and memory most."""
+"""Options that the short help shows, because they affect time and memory most."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
-"""Options that can be combined with a file, whose lines contain the others."""
+"""Options that can be combined with ``--file``; its lines contain the values of all other options."""
 Software = Annotated[
     str | None,
     typer.Option(
         "--software",
-        help="The software with whose overlap and fusion a step is predicted: 'documents' (NeMo), 'megatron-bridge', "
-        "'llmb', 'torchtitan', or 'plain', without any. Default: that of the recipe's document.",
+        help="Software that determines overlap and fusion: 'documents' (NeMo), 'megatron-bridge', 'llmb', "
+        "'torchtitan', or 'plain', which has neither. Default: that of the recipe's document.",
     ),
 ]
 AtScales = Annotated[
     Scaling | None,
-    typer.Option("--scaling", help="Also predict more GPUs: 'weak' with a growing batch, 'strong' with this batch."),
+    typer.Option("--scaling", help="Also predict larger scales: 'weak' scales the batch, too; 'strong' keeps it."),
 ]
 GpuMtbf = Annotated[
     float | None,
@@ -106,7 +106,7 @@ GpuMtbf = Annotated[
 ]
 Imbalance = Annotated[
     float | None,
-    typer.Option("--imbalance", min=1, help="Rows of experts on the fullest rank, relative to the mean. Default: 1."),
+    typer.Option("--imbalance", min=1, help="Tokens of experts on the fullest rank, relative to the mean. Default: 1."),
 ]
 SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds to save a checkpoint.")]
 RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
@@ -191,8 +191,8 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class FurtherGpus:
-    """Predictions beyond a step on the requested GPUs: other numbers of GPUs, goodput with failures, and the cost of
-    training on ``tokens`` at the ``price`` of a GPU hour."""
+    """Options for further predictions: other scales, slower hardware, goodput with failures, and the cost of training
+    on ``tokens`` at the ``price`` of a GPU hour."""
 
     scaling: Scaling | None = None
     gpu_mtbf_h: float | None = None
@@ -220,7 +220,7 @@ def predict_with(
     find: FindRuns = find_here,
     imbalance: float | None = None,
 ) -> RunPrediction:
-    """Predict the step of a recipe; raise UsageError if it, or its calibration by ``basis``, is invalid."""
+    """Predict the step of a recipe; raise UsageError if the recipe or the calibration is invalid."""
     plan = unbalanced(_plan(resolve(catalogue, request), choices, catalogue), imbalance)
     predicted = _predictor(catalogue, basis, plan, find)
     found, reason = predicted(plan), why_not_estimated(plan)
@@ -272,7 +272,7 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
 def _predictor(
     catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns
 ) -> Callable[[EnginePlan], Prediction]:
-    """Return a function that predicts plans for the same GPU type, calibrated with the selected run or measurements."""
+    """Return a function that predicts plans for the GPU type of ``plan``, calibrated by ``basis``."""
     calibration, gpu = _calibration(catalogue, basis, plan, find), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
@@ -343,8 +343,8 @@ def plan(
     All valid layouts are searched: tensor, pipeline, virtual, context and expert parallel sizes, micro-batches,
     recomputation and sharding. Sizes that are specified, --recompute and --dp-sharding apply to every layout. Layouts
     that do not fit in memory, as estimated with a margin, are omitted. The others are listed by predicted step time,
-    followed by the layout of the recipe, and the first is compared with that term by term. Offloading to the CPU is not
-    searched. To measure the layouts, run the list as a campaign.
+    followed by the layout of the recipe, which is compared with the fastest, term by term. Offloading to the CPU is not
+    searched. To measure the layouts, run them as a campaign (--output).
 
     Examples:
 
@@ -389,7 +389,7 @@ def plan_with(
 ) -> LayoutPlan:
     """Search the layouts of a recipe, with predictions calibrated by ``basis``.
 
-    Raise UsageError for options that cannot be estimated, and if no layout fits and the recipe's own is invalid.
+    Raise UsageError for options that the search does not support, and if no layout fits and the recipe's is invalid.
     """
     sizes, parallelism = request.overrides.explicit(), choices.parallelism
     work = {name: sizes.pop(name) for name in WORK if name in sizes}
@@ -414,7 +414,7 @@ def plan_with(
         wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price, wanted.tokens
     )
     if not layouts and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="pass fewer layout sizes, or a larger --scale")
+        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="omit sizes such as --tp, or raise --scale")
     return plans
 
 
@@ -424,7 +424,7 @@ def memory(
     request: ModelRequest,
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
-    all_stages: Annotated[bool, typer.Option("--all-stages", help="Count a rank of every pipeline stage.")] = False,
+    all_stages: Annotated[bool, typer.Option("--all-stages", help="Count the memory of all pipeline stages.")] = False,
     estimated: Annotated[
         bool, typer.Option("--estimate", help="Estimate the memory in milliseconds, instead of counting it.")
     ] = False,
@@ -433,10 +433,10 @@ def memory(
 ) -> None:
     """Count the memory, FLOPs and collectives of a rank in a training step, before anything is queued.
 
-    The engine's step runs with tensors without values on this machine's CPU, in about a minute for any layout. By
+    The engine runs a step on this machine's CPU with tensors that have no values, which takes a minute or more. By
     default, only the ranks that may need the most memory are counted. `--estimate` computes their memory from the sizes
-    of the model's parts, in milliseconds and within a few percent. If they do not fit, up to three changes that would
-    make them fit, as estimated, are listed with their cost.
+    of the model's parts, in milliseconds and within a few percent. If the layout does not fit, up to three changes that
+    should make it fit are listed with their cost.
 
     Examples:
 
@@ -466,7 +466,7 @@ def count_memory(
     all_stages: bool,
     estimated: bool,
 ) -> RunMemory:
-    """Count, or estimate, the memory of a recipe's ranks; raise UsageError for an invalid recipe or rank."""
+    """Count or estimate the memory of a recipe's ranks; raise UsageError for an invalid recipe or rank."""
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", trains=False)
     plan = settle_sharding(plan, choices.parallelism)

@@ -89,9 +89,9 @@ STORED = "the token is used by this command only; 'hf auth login' stores one for
 def access(workload: Workload, size: Size = None, json: Json = False) -> None:
     """Check access to the repositories that fine-tuning downloads from, before anything is downloaded or queued.
 
-    The token is that of HF_TOKEN or of 'hf auth login'. Without either, a terminal asks for a token for this command
-    only. The exit code is 3 if a repository cannot be read; the error has the page to request access at. If the hub
-    cannot be reached, there is only a warning.
+    The token is that of HF_TOKEN or of 'hf auth login'. If there is none, the command asks for a token on a terminal,
+    and does not store it. The exit code is 3 if a repository cannot be read; the error has the page on which to request
+    access. If the hub cannot be reached, there is only a warning.
 
     Examples:
 
@@ -110,7 +110,7 @@ def access(workload: Workload, size: Size = None, json: Json = False) -> None:
 
 
 def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str, str]]:
-    """Return the requested model; without a size, all that need data except the tiny one, else the first."""
+    """Return the requested model; without a size, all sizes with a source except tiny, or else the first size."""
     workload, own_size = split_model(catalogue, name)
     if size or own_size:
         return [model_of(catalogue, name, size)]
@@ -163,7 +163,7 @@ def submit(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Prepare in jobs of one node: one for the dataset, one for the checkpoint.
+    """Queue two jobs of one node each: one prepares the dataset, one the checkpoint.
 
     The command reads the variables of the reference documents' download script: HF_TOKEN, GPU_TYPE, SBATCH_ACCOUNT,
     SBATCH_PARTITION, SBATCH_GPUS_PER_NODE, TIME_LIMIT, SKIP_DATASET_DOWNLOAD and SKIP_IMPORT_CHECKPOINT. A job requests
@@ -252,7 +252,7 @@ def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:
 
 def image(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="NAME:TAG in a registry, dockerd://NAME:TAG, or a file.")
+        str, typer.Argument(metavar="SOURCE", help="Image: NAME:TAG in a registry, dockerd://NAME:TAG, or a file.")
     ],
     runtime: Runtime = None,
     folder: Annotated[
@@ -307,9 +307,7 @@ def _folder(site: Site, root: Path) -> Path:
 
 
 def _runtime(site: Site, source: str) -> str:
-    """Return the container runtime of the site, else by the suffix of the source, else the only one that is installed.
-    Raise UsageError if it is unclear.
-    """
+    """Return the container runtime of site, source or machine, in this order; raise UsageError if it is unclear."""
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]
@@ -336,7 +334,7 @@ def checkpoint(
 ) -> None:
     """Prepare the weights for fine-tuning: a Hugging Face model as a sharded checkpoint, in its own dtype.
 
-    The same command resumes an interrupted or killed call, and does nothing if everything is prepared.
+    The same command resumes an interrupted preparation, and does nothing if everything is prepared.
 
     Examples:
 
@@ -425,7 +423,7 @@ def dataset(
         Path | None,
         typer.Option(
             "--tokenizer",
-            help="tokenizer.json, or its folder. Default: from the prepared checkpoint, else from the hub.",
+            help="The file tokenizer.json, or its folder. Default: from the prepared checkpoint, else from the hub.",
         ),
     ] = None,
     seq_len: Annotated[
@@ -441,8 +439,8 @@ def dataset(
 ) -> None:
     """Prepare SQuAD for fine-tuning: samples in the prompt template, tokenized and packed to the sequence length.
 
-    Only missing files are created, so the same command completes an interrupted call. Local samples may be the original
-    JSON; JSON lines, parquet or arrow with context, question and answers; or JSON lines with input and output.
+    Only missing files are created, so the same command completes an interrupted preparation. Local samples may be the
+    original JSON; JSON lines, parquet or arrow with context, question and answers; or JSON lines with input and output.
 
     Examples:
 
@@ -474,7 +472,7 @@ def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
         with CountProgress() as progress:
             return prepare_dataset(catalogue, request, folders, progress.count, say)
     except KeyboardInterrupt as signal:
-        raise UserInterrupt("interrupted; complete files are kept, and the same command creates the others") from signal
+        raise UserInterrupt("interrupted; complete files are kept, and the same command creates the rest") from signal
 
 
 def sample(
@@ -485,8 +483,8 @@ def sample(
 ) -> None:
     """Create small data and a small model to try fine-tuning without network or GPU, in a few seconds.
 
-    The folder gets `squad.jsonl`, questions about short texts in SQuAD's format, and `model`, a Hugging Face model with
-    random weights and a tokenizer trained on these texts. Every call creates the same files.
+    The command writes `squad.jsonl`, questions about short texts in SQuAD's format, and `model`, a Hugging Face model
+    with random weights and a tokenizer trained on these texts. Every call creates the same files.
 
     Example:
 

@@ -45,7 +45,7 @@ class _Clock(ProgressColumn):
 
 
 class _LongWork:
-    """A line with text, further ``columns``, elapsed and remaining time, and a bar that fills the rest."""
+    """Shows a line with text, ``columns``, elapsed and remaining time, and a progress bar."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.began_at = self.spoke_at = time.monotonic()
@@ -122,7 +122,7 @@ class JobProgress(RunProgress):
 
 
 class ByteProgress(_LongWork):
-    """Shows the bytes that are done, with rate and remaining time. A new total starts the bar again."""
+    """Shows the number of bytes that are done, the rate and the remaining time. A new total resets the bar."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, None, DownloadColumn(), TransferSpeedColumn())
@@ -148,7 +148,7 @@ class ByteProgress(_LongWork):
 
 
 class CountProgress(_LongWork):
-    """Shows the number of items that are done; the total may be unknown."""
+    """Shows the number of items that are done, and the total if it is known."""
 
     def __init__(self) -> None:
         super().__init__("", None, MofNCompleteColumn())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb list``, ``llmb show`` and ``llmb metrics``: the content of the catalogue, without a run."""
+"""``llmb list``, ``llmb show`` and ``llmb metrics``: print recipes of the catalogue, and throughput by step time."""
 
 from dataclasses import asdict
 from itertools import chain
@@ -44,7 +44,7 @@ def list_(
     workload: Annotated[
         str | None,
         typer.Option(
-            "-w", "--workload", help="Only this workload. Default: all.", autocompletion=COMPLETIONS["workload"]
+            "-w", "--workload", help="List only this workload. Default: all.", autocompletion=COMPLETIONS["workload"]
         ),
     ] = None,
     json: Json = False,
@@ -127,8 +127,8 @@ def metrics(
 ) -> None:
     """Compute throughput, TFLOPS per GPU, MFU and time to train from a step time.
 
-    MFU is printed for every FLOP convention: 'published' counts like the reference document, 'full' the full attention
-    matrix, 'causal' only the half that is needed.
+    MFU is printed for each FLOP convention: 'published' counts FLOPs like the reference document, 'full' those of the
+    full attention matrix, 'causal' only those of the half that is needed.
 
     Example:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of installation, questions, and messages apart from the result, for every command."""
+"""Functions of all commands for the root of installation, confirmation, and messages on standard error."""
 
 import os
 import sys
@@ -76,7 +76,7 @@ def write_named(path: Path, content: str | bytes, option: str) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        what, do = f"the file cannot be written: {error.strerror}", f"set {option} to another place"
+        what, do = f"the file cannot be written: {error.strerror}", f"set {option} to another path"
         raise EnvironmentProblem(what, where=str(path), do=do) from error
 
 
@@ -97,7 +97,7 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 def install_here() -> Path:
     """Return the root of installation, and print it if it is neither the default nor LLMB_INSTALL.
 
-    Raise UsageError if the environment specifies two.
+    Raise UsageError if the environment specifies two different roots.
     """
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):

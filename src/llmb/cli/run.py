@@ -52,7 +52,7 @@ class Pretended:
             min=1,
             hidden=True,
             help="Run only one rank of a run on N GPUs, to measure its compute time and memory. Collectives only copy "
-            "its own values, so there is no step time, throughput or loss.",
+            "local data, so there is no step time, throughput or loss.",
         ),
     ] = None
     rank: Annotated[
@@ -86,7 +86,7 @@ class Pretended:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Options for several runs."""
+    """Options for several runs, and for --dry-run."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False
     repeats: Annotated[
@@ -110,10 +110,10 @@ def run(
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
 
-    `--repeats`, and options with several values separated by commas (`--mbs 1,2,4`), select several runs in turn, and a
-    table compares them. With `--label`, the same command resumes an interrupted series.
+    With `--repeats`, or several values of an option separated by commas (`--mbs 1,2,4`), several runs are made in turn
+    and compared in a table. With `--label`, the same command resumes an interrupted series.
 
-    A run that does not fit on a GPU, by the count of `llmb memory`, is rejected before it starts, unless `--force` is
+    A run that does not fit on a GPU, as counted by `llmb memory`, is rejected before it starts, unless `--force` is
     set.
 
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
@@ -183,7 +183,7 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
 
 
 def _same_run(request: Request, choices: Choices, local: LocalRun) -> str:
-    """Return a shell command that repeats the run, with every option specified."""
+    """Return a shell command that repeats the run, with every default specified as an option."""
     plan, rank = local.plan, []
     pinned = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES})
     if plan.recipe.pretended_rank is not None:
@@ -249,8 +249,8 @@ def run_several(
 ) -> Sequence[Sequence[EndedRun]]:
     """Run all recipes in turn, each ``repeats`` times; after an interrupt, print the runs that ended.
 
-    With a label, successful runs of an earlier call count, unless ``start_new``. Other series of this install root
-    wait.
+    With a label, successful runs of an earlier call count, unless ``start_new``. Other series in this install root wait
+    until these runs have ended.
     """
     for local in locals_:
         local.check()
@@ -280,7 +280,7 @@ def run_several(
 def _turns(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool
 ) -> tuple[list[list[EndedRun]], list[Turn]]:
-    """Return the earlier runs that count, by recipe, and the turns of the remaining runs."""
+    """Return the earlier runs that count, by recipe, and the order of the remaining runs."""
     ended: list[list[EndedRun]] = []
     titles = titles_of([local.plan for local in locals_])
     for local, title, count in zip(locals_, titles, repeats, strict=True):
@@ -326,6 +326,6 @@ def _run_repeat(local: LocalRun) -> EndedRun:
 
 
 def _print_ended(ended: Sequence[Sequence[EndedRun]], *, json: bool) -> None:
-    """Print the runs that ended before an error. Their own errors are not raised, because that error follows."""
+    """Print the runs that ended before an error; do not raise their errors, because that error is raised next."""
     with suppress(RunFailed, InvalidRun):
         print_repeats(ended, json=json)

@@ -72,7 +72,7 @@ def result(
         typer.Argument(
             metavar="RUN",
             autocompletion=complete_run,
-            help="Id of a run or a job, or its beginning, 'latest', label, campaign, run folder or archive.",
+            help="Id of a run or a job or its beginning, label, campaign, run folder, archive, or 'latest'.",
         ),
     ],
     plot: Annotated[
@@ -99,7 +99,9 @@ def result(
     """
     folders = run_folders(run, install_here(), say)
     if plot and (json or len(folders) > 1):
-        raise UsageError("--plot requires a single run and no --json", do="omit --plot, or select a single run")
+        raise UsageError(
+            "--plot requires a single run and no --json", do="omit --plot, or select one run without --json"
+        )
     if len(folders) == 1:
         ended = read_ended_run(folders[0])
         if plot:

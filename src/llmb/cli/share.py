@@ -54,11 +54,14 @@ def report(
     against: AgainstRuns = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html or NAME.svg here; Markdown: stdout."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File to write. Default: report.html or NAME.svg; stdout for md."
+        ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png need --plot.")] = "html",
+    form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png require --plot.")] = "html",
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="NAME", help="Only this plot, by its name in the page's links.")
+        str | None,
+        typer.Option("--plot", metavar="NAME", help="Write only this plot, by its name in the page's links."),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="Show home folders, and names of users and hosts, but never secrets.")
@@ -200,7 +203,7 @@ def archive(
         typer.Option("-o", "--output", metavar="FILE", help=f"New file; its name ends with {' or '.join(ENDINGS)}."),
     ] = None,
     traces: Annotated[
-        bool, typer.Option("--traces", help="Also include profiles and NCCL's logs, which are large, unchanged.")
+        bool, typer.Option("--traces", help="Also include profiles and NCCL's logs, which are large and not redacted.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -217,7 +220,7 @@ def archive(
     """
     output = output or Path(f"llmb-runs{default_ending()}")
     if not output.name.endswith(ENDINGS):
-        do = f"name it {output.name}{default_ending()}"
+        do = f"pass -o {output}{default_ending()}"
         raise UsageError(f"the name does not end with {' or '.join(ENDINGS)}", where=str(output), do=do)
     check_library(output)
     if output.exists():

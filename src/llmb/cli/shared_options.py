@@ -46,7 +46,7 @@ def complete_size(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Complete ids and labels of the latest runs and jobs or, after one letter, names of run folders too."""
+    """Complete ids and labels of the latest runs and jobs and, after one letter, also names of run folders."""
     jobs = _latest_jobs()
     names = ["latest"] if jobs else []
     for job in jobs:
@@ -55,7 +55,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def _latest_jobs() -> list["Job"]:
-    """Return the latest jobs, the newest first; none if they cannot be read, because a completion cannot report it."""
+    """Return the latest jobs, the newest first, or an empty list if the history cannot be read."""
     from llmb.jobs.history import read_history  # only completions need it
     from llmb.jobs.store import Filter
 
@@ -153,8 +153,8 @@ STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"
 
 def log_options() -> Maker:
     """Return a function that returns the configuration that the user states for logs that do not report it."""
-    panel = "Logs that do not report it"
-    texts = {name: f"Their {OPEN_CHOICES.get(name, name)}." for name in STATED}
+    panel = "What the logs do not report"
+    texts = {name: f"The logs' {OPEN_CHOICES.get(name, name)}." for name in STATED}
     options = [replace(options_of(Request)[name], panel=panel, basic=True, help=texts[name]) for name in texts]
     parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
 
@@ -201,13 +201,14 @@ def _maker(parameters: Iterable[inspect.Parameter], make: Maker) -> Maker:
 
 
 def request_of(values: Mapping[str, Any]) -> ModelRequest:
-    """Return the request; raise UsageError if workload or size is missing. They may be one word, or a model's file."""
+    """Return the request that ``completed`` values describe; raise UsageError if one of them is invalid."""
     return build(ModelRequest, completed(values))
 
 
 def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values with workload and size, which may be one word or the name of a model's file; raise UsageError
-    if one is missing."""
+    """Return the values with separate workload and size, which may be one word or come from a model's file.
+
+    Raise UsageError if one is missing, or if they contradict the file."""
     workload, size = values["workload"], values["size"]
     if file := values.get("model_config"):
         own = {"workload": USER_WORKLOAD, "size": size_of_file(Path(file))}
@@ -234,7 +235,7 @@ def only_value(name: str, placed: str | None, flagged: str | None) -> str | None
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces the first parameters of a command by options.
 
-    Each of these parameters gets the result of one of ``makers``, which is called with its options. A record with
+    Each of these parameters receives the result of one of ``makers``, which is called with its options. A record with
     fields that are annotated as typer's options is also a maker."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb submit``, ``llmb bulk`` and ``llmb launch``: jobs from options, a file, or environment variables."""
+"""``llmb submit``, ``llmb bulk`` and ``llmb launch``: queue jobs from options, a file, or environment variables."""
 
 import os
 import sys
@@ -63,12 +63,12 @@ from llmb.runs.plan import scale_warnings
 from llmb.runs.record import LOCAL
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
-"""The default None means the value in the file."""
+"""Without this option, the repeats in the file apply."""
 _SELECTION = (*options_of(Selection).values(), REPEATS)
 SELECTION = value_options(_SELECTION)
 """The options that select recipes."""
 NAMED_SELECTION = selection_options(_SELECTION)
-"""``SELECTION`` in which workload and size may also be positional."""
+"""``SELECTION`` with workload and size that may also be positional."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
 """The options of one job, except those that name its recipe."""
 
@@ -90,7 +90,7 @@ class Again:
         bool,
         typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed."),
     ] = False
-    start_new: Annotated[bool, typer.Option("--new", help="Start a new campaign even if a similar one exists.")] = False
+    start_new: Annotated[bool, typer.Option("--new", help="Start a new campaign even if an equal one exists.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _queued_before(campaign: Campaign) -> str:
 
 
 def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Proposal) -> list[str]:
-    """Return a line with the defaults of jobs that neither the request nor the cluster's settings specify."""
+    """Return a line with the defaults that were used, because neither request nor cluster settings specify a value."""
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.recipe.unspecified}
     if context.gpu_type(requested.values) is None and not all(entry.selection.gpu_type for entry in requested.entries):
         types = ", ".join(dict.fromkeys(job.recipe.gpu_type for job in proposal.jobs))
@@ -159,7 +159,7 @@ def _without_figure(proposal: Proposal) -> Iterator[str]:
         of = f"{len(without)} of {len(proposal.jobs)} jobs"
         texts = (f"{one.workload} {one.size} {one.dtype.value} on {one.scale} {one.gpu_type}" for one in without)
         named = listed(dict.fromkeys(texts), MOST_RECIPES)
-        do = "judge them with 'llmb judge LABEL --against BASELINE' or '--expect FILE'"
+        do = "judge them with 'llmb judge LABEL --against BASELINE' or 'llmb judge LABEL --expect FILE'"
         yield f"without a published figure: {of} ({named}); {do}"
 
 
@@ -186,7 +186,7 @@ def _raise_refusals(outcome: SubmissionOutcome) -> None:
         jobs = outcome.campaign.jobs
         refused = sum(job.state == "refused" for job in jobs)
         reasons = itemized(error.what for error in outcome.refusals)
-        do = "correct the cause, and rerun the same command, which submits only these"
+        do = "correct the cause, and repeat the command, which submits only these jobs"
         raise UsageError(f"{refused} of {len(jobs)} jobs could not be queued:{reasons}", do=do)
 
 
@@ -219,17 +219,17 @@ def submit(
 ) -> None:
     """Queue runs on a cluster, with the same options as `llmb run`.
 
-    One recipe is one job; `--dry-run` prints its batch script. Lists separated by commas, limits of the scale and
-    repeats define a campaign: all combinations, the largest first. Workloads, sizes, dtypes and scales default to all
-    that the cluster's GPU type has. A campaign is shown and must be confirmed. If the client is killed, the same
-    command resumes it, and no job is queued twice. With `--profile`, each recipe of a campaign has an additional,
-    profiled run.
+    One recipe is one job; `--dry-run` prints its batch script. Lists separated by commas, --max-scale and similar
+    options, and --repeats define a campaign: all combinations, the largest first. By default, it has all workloads,
+    sizes, dtypes and scales of the cluster's GPU type. A campaign is shown and must be confirmed. If the client is
+    killed, the same command resumes it, and no job is queued twice. With `--profile`, each recipe of a campaign has an
+    additional, profiled run.
 
-    Every plan is checked before submission, including its memory: a single job that does not fit on a GPU is rejected
-    without `--force`; a campaign only prints a warning. The run folder is created immediately, with the batch script
-    and, later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION, TIME_LIMIT,
-    GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), which override cluster_config.yaml in $LLMB_INSTALL, which overrides the
-    recipe's defaults.
+    Every plan is checked before submission, including its memory. A single job that does not fit on a GPU is rejected
+    unless `--force` is set; for a campaign, only a warning is printed. The run folder is created immediately, with the
+    batch script and, later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION,
+    TIME_LIMIT, GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), which override cluster_config.yaml in $LLMB_INSTALL, which
+    overrides the recipe's defaults.
 
     Examples:
 
@@ -272,7 +272,7 @@ def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> No
     context = context_here(dry_run=queueing.dry_run)
     if context.site.config.scheduler == LOCAL:
         raise UsageError(
-            "the settings specify no scheduler that queues jobs", do="use 'llmb run' to train on this machine now"
+            "the settings have 'scheduler: local', which queues no jobs", do="use 'llmb run' to train on this machine"
         )
     request = job_request(context.site, values, context.environ)
     order = context.order(request)
@@ -347,12 +347,12 @@ def launch(
 
 
 def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:
-    """Raise UsageError if the document requires a GPU type, as those for fine-tuning do, and none is specified."""
+    """Raise UsageError if no GPU type is specified for fine-tuning, whose documents require one."""
     workload = find_workload(catalogue, str(values["workload"]))
     if workload.task == "pretrain" or values.get("gpu_type"):
         return
     if read_cluster_site(catalogue, install_here(), os.environ).config.gpu_type is None:
-        do = "set GPU_TYPE, like the document, or gpu_type in cluster_config.yaml"
+        do = "set GPU_TYPE, or gpu_type in cluster_config.yaml"
         raise UsageError(f"the GPU type of {workload.workload} is not specified", choices=catalogue.gpus, do=do)
 
 
@@ -435,7 +435,7 @@ def jobs_of_file(
 ) -> RequestedJobs:
     """Return the jobs of a campaign file for the selected recipes; ``given`` names the options on the command line.
 
-    Raise UsageError for a file that cannot be read.
+    Raise UsageError if the file cannot be read.
     """
     catalogue, selection = Catalogue(), selection_of(selecting)
     keys = campaign_keys(job_options().values(), documented_variables())
@@ -453,7 +453,7 @@ def jobs_of_file(
 
 
 def _avoiding(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with ``exclude`` expanded to names of nodes; each text is looked up only once."""
+    """Return the entries with ``exclude`` expanded to names of nodes; each distinct value is expanded only once."""
     texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
     nodes = {text: excluded_here(text) for text in sorted(texts)}
     found = []

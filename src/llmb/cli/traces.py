@@ -29,15 +29,15 @@ def trace(
         list[Path], typer.Argument(metavar="FILE...", help="Traces, or profiled runs by folder, id or label.")
     ],
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Also write a picture of the steps as an SVG file.")
+        Path | None, typer.Option("--picture", metavar="FILE", help="Also draw the steps to this SVG file.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Break down the time of each training step: matrix products, attention, communication, idle.
+    """Break down the time of each training step into matrix products, attention, communication and idle time.
 
     The command reads traces of the PyTorch profiler and SQLite exports of Nsight Systems, one file per rank. Every
     instant of a step is counted once, so the parts sum to the step time; overlapped communication is reported as
-    hidden. Without marked steps, iterations of the optimizer or the whole trace are used, with a note.
+    hidden. If steps are not marked, the trace is split at optimizer steps or shown as a whole, with a note.
 
     Examples:
 
@@ -56,15 +56,15 @@ def trace(
 
 @app.command()
 def nccl(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, or folders of runs.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs or tables, or folders of runs.")],
     json: Json = False,
 ) -> None:
     """Show the network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
 
-    All logs of NCCL_DEBUG=INFO are read as those of one run. With NCCL_DEBUG_SUBSYS=INIT,NET they show the network that
-    NCCL used. With COLL they show the collectives with number of ranks, size and count, and the bytes per step if steps
-    are known. Runs on several nodes have INIT,NET logs in their folder. Tables and JSON of nccl-tests are recognized by
-    their content; several files with the same test are compared.
+    All logs (NCCL_DEBUG=INFO) are read as those of one run. Logs with NCCL_DEBUG_SUBSYS=INIT,NET show the network that
+    NCCL used. Logs with COLL show the collectives with number of ranks, size and count, and the bytes per step if the
+    steps are known. Runs on several nodes have INIT,NET logs in their folders. Tables and JSON of nccl-tests are
+    recognized by their content; several files with the same test are compared.
 
     Examples:
 

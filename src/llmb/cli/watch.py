@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb watch``, and the lines that ``llmb jobs log --follow`` adds to a log."""
+"""``llmb watch``: follows the log of a run, with its pace and the time left."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -53,7 +53,7 @@ def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
 
 @contextmanager
 def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
-    """Yield a folder's job, from the history of its install root or, for a copy, its files; and its updater."""
+    """Yield the job of a run folder and the function that updates it; for a copied folder, both read its files."""
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:
@@ -70,11 +70,11 @@ def _named(store: Store, text: str | None, ask: Ask) -> Job:
     if newest := _living(store.live(), ask):
         return newest
     do = "pass a job, a run folder or 'latest'; 'llmb jobs list' shows all"
-    raise UsageError("no run is running or queued here", where=str(store.path), do=do)
+    raise UsageError("no run is running or queued", where=str(store.path), do=do)
 
 
 def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
-    """Return the running job with this label, else the newest; None if no job has it, or if it is also an id."""
+    """Return the running job with this label, else the newest one; None if there is none or the text is also an id."""
     jobs = store.jobs(Filter(label=text, runs_only=True))
     if not jobs or store.find_named(text) or store.with_short_id(text):
         return None
@@ -82,7 +82,7 @@ def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
 
 
 def _living(jobs: Iterable[Job], ask: Ask) -> Job | None:
-    """Return the first job that has not ended. Running jobs are queried first, then others, each newest first."""
+    """Return the newest running job, else the newest queued one; None if all have ended."""
     ordered = sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
     return next((now for job in ordered if job.kind == "run" and (now := ask(job)).live), None)
 
@@ -94,14 +94,14 @@ def _run_folder(path: Path) -> RunFolder:
     if path.is_dir() and not folder.record.exists():
         below = sorted(found for found in path.glob("*/run.json") if found.parent.name[0] != ".")
         if len(below) != 1:
-            what = f"this folder has {len(below) or 'no'} runs"
+            what = f"the folder has {len(below) or 'no'} runs"
             raise UsageError(what, where=str(path), do="pass the folder of one run, which contains run.json")
         return RunFolder(below[0].parent)
     if path.is_dir() or (folder.record.exists() and path in (folder.log, folder.steps, folder.record)):
         return folder
     if not path.is_file():
         raise UsageError("no such file or folder", where=str(path), do="see 'llmb jobs list' for all jobs")
-    raise UsageError("this is not a run of llmb", where=str(path), do=f"use 'llmb parse {path}' for a log")
+    raise UsageError("the file belongs to no run of llmb", where=str(path), do=f"use 'llmb parse {path}' for a log")
 
 
 @app.command()
@@ -112,16 +112,16 @@ def watch(
             metavar="[RUN]",
             autocompletion=complete_run,
             help="Id of a job, label, beginning of a run folder's name, folder, or 'latest'. Default: the newest run "
-            "that is running or queued.",
+            "that is running, else the newest that is queued.",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show the state once, without waiting for the end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, and do not wait for the end.")] = False,
     expect_s: ExpectS = None,
     json: Json = False,
 ) -> None:
     """Follow the log of a run until it ends, with its pace and the time left, like 'llmb jobs log --follow'.
 
-    A line on stderr reports when the pace is not as expected. The exit code is that of the run. Ctrl-C stops watching;
+    A line on stderr reports if the pace is not as expected. The exit code is that of the run. Ctrl-C stops watching;
     the run continues.
 
     Examples:

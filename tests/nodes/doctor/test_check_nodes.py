@@ -505,7 +505,7 @@ def test_a_check_whose_client_was_killed_shows_what_has_been_reported(tmp_path: 
     [
         (("--nodes", "node1", "--all"), "cannot be combined"),
         (("--nodelist-file", "/none"), "the list of nodes cannot be read"),
-        (("--last", "--partition", "gpu"), "--last needs no --partition or --all"),
+        (("--last", "--partition", "gpu"), "--last cannot be combined with --partition or --all"),
         (("--nodes", "node1", "--gpu-type", "h1000"), "unknown GPU type 'h1000'"),
     ],
 )
