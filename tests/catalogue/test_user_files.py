@@ -178,7 +178,7 @@ def test_the_folder_is_that_of_the_variable_or_of_the_user(tmp_path: Path) -> No
     assert user_folder({"XDG_CONFIG_HOME": str(tmp_path)}) == folder
     assert user_folder({"XDG_CONFIG_HOME": str(tmp_path), "LLMB_CATALOGUE": str(tmp_path)}) == tmp_path
     assert user_folder({"LLMB_CATALOGUE": " "}) is None
-    with pytest.raises(UsageError, match="LLMB_CATALOGUE names no folder"):
+    with pytest.raises(UsageError, match="LLMB_CATALOGUE does not name a folder"):
         user_folder({"LLMB_CATALOGUE": str(tmp_path / "missing")})
 
 

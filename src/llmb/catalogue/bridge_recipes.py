@@ -84,7 +84,7 @@ class ScriptRecipe(BridgeSizes):
         return self.divides_like(sizes) and all(sizes[name] == self.sizes[name] for name in ("seq_len", "mbs"))
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether the recipe divides the model like ``layout`` on its GPUs, without further arguments."""
+        """Return whether the script needs no arguments beyond this recipe to divide the model like ``layout``."""
         usual = layout.sequence_parallel and not layout.has_custom_split
         experts = not self.has_experts or layout.etp == (self.etp or layout.tp)
         return usual and experts and self.divides_like(layout.model_dump())

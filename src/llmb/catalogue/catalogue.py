@@ -39,7 +39,7 @@ Entry = TypeVar("Entry", LayoutTable, JobEntry)
 
 
 def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
-    """Return the workload with the names of the GPU types that ``gpus_with`` describes, and of those to borrow from."""
+    """Resolve ``gpus_with`` to names of GPU types, and add the types from which other types borrow layouts."""
     jobs = workload.jobs.model_copy(
         update={name: _applicable(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
@@ -58,7 +58,7 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
 
 
 def _applicable(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
-    """Return the entries that apply to any of ``gpus``, with the types' names. An empty list would mean all types."""
+    """Return the entries that apply to any of ``gpus``, with names of GPU types. Without names, an entry fits all."""
     return tuple(item for entry in entries if (item := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
 
 
@@ -83,8 +83,9 @@ class Published(NamedTuple):
 
 
 class Files(Mapping[str, Content]):
-    """The contents of the files of folders, by name without ``.yaml``; each file is read when it is first used.
-    ``own`` has further contents."""
+    """The contents of YAML files, by name without suffix; each file is read when it is first used.
+
+    ``own`` has contents that are not in files."""
 
     def __init__(
         self,
@@ -120,12 +121,12 @@ USER_VARIABLE = "LLMB_CATALOGUE"
 
 
 def user_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's own files; None without one. Raise UsageError if ``LLMB_CATALOGUE`` names no
-    folder, or if another user owns the default one."""
+    """Return the folder of the user's catalogue; None if there is none. Raise UsageError if ``LLMB_CATALOGUE`` is not
+    a folder, or if another user owns the default folder."""
     if text := environ.get(USER_VARIABLE, "").strip():
         path = Path(text).expanduser().absolute()
         if not path.is_dir():
-            what = f"{USER_VARIABLE} names no folder"
+            what = f"{USER_VARIABLE} does not name a folder"
             raise UsageError(what, where=str(path), do=f"create it, or unset {USER_VARIABLE}")
         return path
     config = config_folder(environ)
@@ -143,7 +144,7 @@ class Catalogue:
     """
 
     def __init__(self, root: Path = DATA, hardware: Path | None = None, own: UserModel | None = None) -> None:
-        """Set the folder of the data files, a user's file of GPU types, which take precedence, and a user's model."""
+        """Set the folder of the data files, a file of GPU types that take precedence, and the user's own model."""
         self.root, self.hardware, self.own = root, hardware, own
         self.folder = user_folder(os.environ) if root == DATA else None
 
@@ -294,8 +295,7 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 
 
 def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
-    """Return the model that a row trains: a proxy has fewer layers, tokens or experts, and the vocabulary may be
-    padded."""
+    """Return the model that a row trains: with the row's layers, vocabulary and experts, of which a proxy has fewer."""
     changes: dict[str, object] = {"layers": row.layers}
     if vocab_size := row.vocab_size or table.vocab_size:
         changes["vocab_size"] = vocab_size

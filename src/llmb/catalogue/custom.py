@@ -26,7 +26,7 @@ class UserModel(NamedTuple):
 
 
 def size_of_file(path: Path) -> str:
-    """Return the size that a file names. Raises UsageError for a name that no size can have."""
+    """Return the name of a file without suffix, which is the model's size; raise UsageError for invalid characters."""
     if not re.fullmatch(r"[\w.+-]+", path.stem, re.ASCII):
         what = "the file's name before the suffix may only have letters, digits, '.', '_', '+' and '-': it is the size"
         raise UsageError(what, where=str(path), do="rename the file")

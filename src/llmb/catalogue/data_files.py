@@ -26,7 +26,7 @@ _AS_WRITTEN = {
 }
 """Numbers with the same spelling when they are converted back to text."""
 MOST_LEVELS = 50
-"""The loaders recurse: 30,000 levels end the process, and time grows with the square of the depth."""
+"""Limit of nesting: the loaders recurse, 30,000 levels end the process, and time grows with the square of the depth."""
 MOST_VALUES = 200_000
 """Limit of values in a file, including those repeated by aliases: a few lines of aliases can stand for billions."""
 _STRING_TAG = "tag:yaml.org,2002:str"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of layouts: the layers of each stage, and all problems of a layout. Pure."""
+"""Computes the layers of each pipeline stage, and the reasons why a layout is invalid. Pure."""
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -38,7 +38,7 @@ def stage_sizes(layout: Layout) -> list[int]:
 
     There are PP x VP stages of equal size, except for a first and a last stage with a number of layers that the layout
     sets. If the recipe counts the embedding and the loss as layers, the first and the last stage have one layer less.
-    If the layers are not divisible, which only other programs allow, stages after the first get one more.
+    If the layers are not divisible, which only other programs allow, some stages after the first have one layer more.
     """
     stages = layout.pp * layout.vp
     if layout.pipeline_layers != layout.layers:
@@ -60,7 +60,7 @@ def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
 
 
 def end_stage_sizes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Return the layers of the first and of the last stage, each as a list: empty if the layout does not set it."""
+    """Return the numbers of layers that the layout sets for the first and last stage; an empty list if it sets none."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     return [first] if first is not None else [], [last] if last is not None else []
 

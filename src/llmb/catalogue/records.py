@@ -123,13 +123,13 @@ class Gpu(Record):
     """Number of streaming multiprocessors; if None, predictions assume that of an H100."""
     gpus_per_node: int = Field(gt=0)
     relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
-    """The efficiency of products and memory relative to an H100's; None if no step is published, and 1 is assumed."""
+    """The efficiency of products and memory relative to an H100's; None, which means 1, if no step is published."""
     device_names: tuple[str, ...]
     """Glob patterns that match the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
     """GPU types with published layouts that this type uses if a workload has none for it, the closest first."""
     is_foreign: bool = False
-    """True if a user's file describes it, whose figures no published step checks."""
+    """True if a user's file describes the type, so that no published step confirms its figures."""
     nvlink_c2c: bool = False
     """True if NVLink also connects it to its host's CPU."""
     sources: dict[str, str]
@@ -192,7 +192,7 @@ class MixtureOfExperts(Record):
     top_k: Size
     ffn_hidden_size: Size
     shared_ffn_hidden_size: Size | None = None
-    """FFN size of the shared expert, which processes every token; None without one."""
+    """FFN size of the shared expert, which processes every token; None if there is none."""
     interleave: Size
 
     @model_validator(mode="after")
@@ -228,7 +228,7 @@ class LatentAttention(Record):
 
 
 class SlidingWindow(Record):
-    """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers; others attend to all tokens."""
+    """Attention to the last ``tokens`` tokens, in the first of every ``every`` layers; other layers attend to all."""
 
     tokens: Size
     every: Size
@@ -267,7 +267,7 @@ class HybridLayers(Record):
 
     @property
     def convolved(self) -> int:
-        """Return the number of elements of a token that the convolution of a Mamba layer sees."""
+        """Return the number of elements of a token that the convolution of a Mamba layer processes."""
         return self.inner_size + 2 * self.groups * self.state_dim
 
     def matrices(self, hidden_size: int) -> int:
@@ -275,7 +275,7 @@ class HybridLayers(Record):
         return hidden_size * (self.inner_size + self.convolved + self.heads) + self.inner_size * hidden_size
 
     def parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of a Mamba layer: with convolution, norm, and three vectors of the heads."""
+        """Return the number of parameters of a Mamba layer, including convolution, norm and three numbers per head."""
         return self.matrices(hidden_size) + self.convolved * (self.conv_kernel + 1) + self.inner_size + 3 * self.heads
 
 
@@ -322,7 +322,7 @@ class Model(Record):
     mlp: Mlp
     rotary_pairs: RotaryPairs = "halves"
     qk_norm: Literal["rmsnorm"] | None = None
-    """Norm of each query and key head before the rotary embedding; None without one."""
+    """Norm of each query and key head before the rotary embedding; None if there is none."""
     qkv_bias: bool = False
     """True if query, key and value have biases."""
     attention_output_bias: bool = False
@@ -360,7 +360,7 @@ class Model(Record):
 
     @property
     def other_names(self) -> tuple[str, ...]:
-        """Return the parts that llmb's engine does not have."""
+        """Return the names of the model's parts that llmb's engine lacks."""
         return self.other_parts.names if self.other_parts else ()
 
     @property
@@ -557,8 +557,8 @@ class Recipe(Record):
     lora: Lora | None = None
     """The adapters that the recipe trains; None if it trains all weights."""
     capacity_factor: Positive | None = None
-    """Rows that each routed expert computes, relative to an equal share of a rank's tokens: others are dropped, missing
-    ones padded. None if no token is dropped."""
+    """Rows that each routed expert computes, relative to an equal share of a rank's tokens: excess rows are dropped,
+    missing rows padded. None if no token is dropped."""
     packing: Packing | None
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]
@@ -605,7 +605,7 @@ class Recipe(Record):
 
     @property
     def engine_problem(self) -> str | None:
-        """Name the parts that llmb's engine lacks to train the recipe, and programs that have them; None if none."""
+        """Describe what llmb's engine lacks for the recipe, and which programs have it; None if it lacks nothing."""
         own = () if self.dtype in ENGINE_DTYPES else (self.dtype.value,)
         lacks = (*own, *self.model.other_names)
         trains = (

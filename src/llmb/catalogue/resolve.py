@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves a request to a recipe: selects a layout, applies overrides, checks all, and adds published figures."""
+"""Resolves a request to a recipe: selects a layout, applies and checks overrides, and adds published figures."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 def published_flops(
     catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
 ) -> PublishedFlops | None:
-    """Return how the document counts FLOPs: its printed value for this shape, or its formula; None if it does not."""
+    """Return the document's FLOPs for this shape: a printed value, or its formula; None if it counts none."""
     entries = [
         entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
     ]
@@ -79,7 +79,7 @@ class Overrides(LayoutSizes):
     """Layout values that replace those of the recipe; None keeps the recipe's value."""
 
     first_stage_layers: Annotated[
-        int | None, _size(help="Layers of the first pipeline stage; the others split the rest.", minimum=0)
+        int | None, _size(help="Layers of the first pipeline stage; other stages share the rest.", minimum=0)
     ] = None
     last_stage_layers: Annotated[int | None, _size(help="Layers of the last pipeline stage.", minimum=0)] = None
     sequence_parallel: Annotated[
@@ -257,7 +257,7 @@ def _undescribed(catalogue: Catalogue, name: str) -> UsageError:
 
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
-    """Return the model that a size of a workload trains, not a proxy of it."""
+    """Return the full model of a workload's size, not a proxy."""
     return catalogue.families[sized_workload(catalogue, workload, size).model][size]
 
 
@@ -296,14 +296,14 @@ def is_tiny(size: str) -> bool:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return the GPU types that a size runs on: those of its layouts, then those that borrow one."""
+    """Return the GPU types that a size runs on: those of its layouts, then those that borrow a layout."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
     return list(dict.fromkeys(itemized + borrowing))
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
-    """Return the GPU type of a request, by default the first one with a layout; raise UsageError if unknown."""
+    """Return the GPU type of a request, by default the first one with a layout; raise UsageError if it is unknown."""
     return _gpu_type(catalogue, sized_workload(catalogue, request.workload, request.size), request)
 
 
@@ -334,8 +334,8 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
 
 
 def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
-    """Return the requested release. The default is the newest one with this dtype of the reference suite, else of
-    Megatron-Bridge; ``mb`` is the newest of Megatron-Bridge."""
+    """Return the requested release. By default, it is the reference suite's newest if that has a recipe for the dtype
+    and GPU type, else the newest of Megatron-Bridge that has one; ``mb`` selects only among the latter."""
     suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
     if request.release in (None, NEWEST):
         default = suite[-1:] if request.release is None else []

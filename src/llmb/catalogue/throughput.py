@@ -281,8 +281,8 @@ def throughput(
 
 
 def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float | None) -> str | None:
-    """Return why a step time is impossible: even the convention with the fewest FLOPs exceeds the peak. None if it is
-    not."""
+    """Return why a step time is impossible: even the convention with the fewest FLOPs exceeds the peak. Return None if
+    the step time is possible."""
     tflops = {name: value for name, value in tflops_per_gpu.items() if value is not None}
     if not tflops or not peak_tflops:
         return None

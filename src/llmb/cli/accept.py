@@ -192,7 +192,7 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
 
 
 def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> AcceptedNodes:
-    """Return as many usable nodes as requested, in order of name; raise UsageError if there are too few."""
+    """Return the first usable nodes by name, as many as requested; raise UsageError if there are too few."""
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
     given = {"partition": cluster.partition, "account": cluster.account, "nodes": cluster.nodes}

@@ -93,7 +93,7 @@ CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Answers from sources other than the options."""
+    """Answers from the argument PATH, from --config and from --add-workload."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options override it.")] = None

@@ -110,8 +110,8 @@ def run(
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
 
-    With `--repeats`, or several values of an option separated by commas (`--mbs 1,2,4`), several runs are made in turn
-    and compared in a table. With `--label`, the same command resumes an interrupted series.
+    With `--repeats`, or several values of an option (`--mbs 1,2,4`), several runs are made in turn and compared.
+    With `--label`, the same command resumes an interrupted series.
 
     A run that does not fit on a GPU, as counted by `llmb memory`, is rejected before it starts, unless `--force` is
     set.

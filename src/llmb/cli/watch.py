@@ -53,7 +53,7 @@ def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
 
 @contextmanager
 def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
-    """Yield the job of a run folder and the function that updates it; for a copied folder, both read its files."""
+    """Yield the job of a run folder and the function that updates it; for a copy, both come from its files."""
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:
