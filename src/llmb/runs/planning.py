@@ -356,7 +356,7 @@ def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
     """
     recipe, rank = plan.recipe, plan.recipe.pretended_rank
     request = _request(recipe)
-    if recipe.config_file:  # which need not be there any longer
+    if recipe.config_file:  # the file may be gone
         whole = recipe.model.model_copy(update={"layers": recipe.full_layers})
         catalogue = Catalogue(own=UserModel(whole, recipe.config_file))
     usual = resolve(catalogue, request)

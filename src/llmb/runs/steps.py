@@ -147,7 +147,7 @@ def step_to_json(step: Step) -> str:
 def step_from_json(line: str | bytes) -> Step:
     """Parse a step. Raise ValueError if the line is not a complete step."""
     if (b"not_finite" if isinstance(line, bytes) else "not_finite") not in line:  # type: ignore[operator]
-        return _adapter().validate_json(line)  # in half the time
+        return _adapter().validate_json(line)  # twice as fast as the general case
     values = from_json(line)
     if isinstance(values, dict) and isinstance(spoiled := values.pop("not_finite", None), dict):
         values.update({name: float(text) for name, text in spoiled.items() if isinstance(text, str)})
