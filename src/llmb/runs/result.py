@@ -69,7 +69,7 @@ class ExpertLoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Report:
-    """The FP8 computation; numbers of tensors are means over the steps of the window."""
+    """The FP8 computation of a run; numbers of tensors are means over the steps of the window."""
 
     recipe: Fp8Recipe
     emulated: bool

@@ -264,7 +264,7 @@ def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
             f"that is {rows:,.0f} rows more in each layer and micro-batch, and "
             f"{rows * experts.exchanged_bytes / MB:,.3g} MB more to receive and to send back",
             f"routed experts have {100 * experts.flops_share:.0f} % of the FLOPs of the layers; their time is assumed "
-            "to be in proportion",
+            "to be proportional",
         ),
     )
 

@@ -142,7 +142,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 _CATEGORIES = (*("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"), *_LAUNCHES)
 _NO_GROUP = ("", "undefined")
 _OPTIMIZER = "Optimizer.step#"
-"""Prefix of the names of PyTorch's own ranges."""
+"""Prefix of the names of ranges in which PyTorch marks steps of optimizers."""
 
 
 def rank_in_name(path: Path) -> int | None:

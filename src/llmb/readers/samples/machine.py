@@ -108,7 +108,7 @@ class MachineEvent(Record):
     before: int
     after: int
     text: str | None = None
-    """The first of the kernel's lines."""
+    """The first kernel message; None for a counter."""
     advice: str
 
 
