@@ -260,7 +260,7 @@ def _defaults() -> tuple[ToleranceEntry, ...]:
 
 
 def tolerance_of(pct: float | None, name: str) -> Tolerance | None:
-    """Return the tolerance that the option ``name`` sets; raise UsageError unless it is a percentage above 0."""
+    """Return the tolerance that the option ``name`` sets, or None; raise UsageError unless it is above 0."""
     if pct is None:
         return None
     if not 0 < pct < inf:

@@ -143,7 +143,8 @@ def groups_of(runs: Iterable[AnalyzedRun]) -> list[MatchedRuns]:
 
 
 def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Pair each group before with each group after that is equal except for the keys that may vary."""
+    """Pair each group before with each group after that is equal except for the keys that may vary. Groups without
+    records are also paired by their known configuration, if it agrees with only one other group."""
     pairs = [
         Pair(one, other)
         for one in before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model described by a ``config.json`` of Hugging Face: every key is used, changes nothing, or is rejected by name."""
+"""A model described by a Hugging Face ``config.json``: every key is used, changes nothing, or is rejected by name."""
 
 import hashlib
 import json
