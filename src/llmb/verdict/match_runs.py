@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matches the runs of two selections: repeats of each other, and groups to compare, given the keys that may vary. Pure
-except for reading a data file."""
+"""Finds repeats among runs, and pairs groups of them to compare. Pure except for reading a data file."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
