@@ -258,7 +258,6 @@ def _options(record: type) -> Iterator[Option]:
 
 @cache
 def _declared(record: type) -> dict[str, Option | type]:
-    """Return the option, or the nested record, that each field declares, including inherited fields."""
     declared: dict[str, Option | type] = {}
     defaults = _defaults(record)
     annotations: dict[str, Any] = {}
@@ -281,7 +280,6 @@ def _declared_in(annotation: type) -> bool:
 
 
 def _defaults(record: type) -> dict[str, Any]:
-    """Return the default of each field; ``REQUIRED`` if it has none."""
     fields = getattr(record, "model_fields", None)
     if fields is not None:
         return {name: REQUIRED if field.is_required() else field.default for name, field in fields.items()}

@@ -114,7 +114,6 @@ def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, byte
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the program and its children."""
     for number in (signal.SIGTERM, signal.SIGKILL) if process.poll() is None else (signal.SIGKILL,):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

@@ -261,7 +261,6 @@ def _meanings(text: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[Reco
 
 
 def _with_id(name: str, runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
-    """Return the runs that have this id or folder name, or a job with this id, by an unambiguous selector."""
     matching = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
     jobs = [run for run in runs if name in run.job_ids]
     if len(jobs) == 1:

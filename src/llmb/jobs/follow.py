@@ -149,7 +149,6 @@ def current(store: Store, install: Path, job: Job, say: Say) -> Job:
 
 
 def _ended(job: Job) -> Job:
-    """Return ``job`` from a read-only history, with its final status if it has ended."""
     state = find_scheduler(job.scheduler).states([job], TIME_OUT_S).states.get(job.key)
     if state is None or state.end_pending or state.phase in ("queued", "running", "unrecognized"):
         return job

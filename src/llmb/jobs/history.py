@@ -141,7 +141,6 @@ def _has_content(path: Path) -> bool:
 
 
 def _is_own(install: Path) -> bool:
-    """Return True if the current user owns the folder, or if it does not exist."""
     try:
         return install.stat().st_uid == os.geteuid()
     except OSError:

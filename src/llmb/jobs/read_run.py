@@ -226,7 +226,6 @@ def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
 
 
 def _run_with_log(recorded: RecordedRun, file: ParsedFile, rule: str) -> AnalyzedRun:
-    """Return a recorded run with the outcome of its log; raise BrokenRecord or OSError if its files cannot be read."""
     record, log = recorded.record, _in_planned_window(file, recorded.record, rule)
     steps = read_steps(recorded.folder.steps)
     if record.status == "success" and record.program == ENGINE and not steps:

@@ -190,7 +190,6 @@ def excluded(*nodes: str | None) -> str | None:
 
 
 def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, str], now_s: float) -> tuple[str, str]:
-    """Submit the job again; return the id of the new job, and the nodes that it excludes."""
     folder = job.folder
     check_owner(folder.job_spec, install)
     spec = read_spec(folder)
@@ -210,7 +209,6 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
 
 
 def _tries(store: Store, job: Job) -> Iterator[Job]:
-    """Yield the job and, from the last to the first, the jobs that it retries."""
     tried: Job | None = job
     while tried:
         yield tried

@@ -72,7 +72,6 @@ def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int]
 
 
 def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
-    """Return the GPU that a number or UUID from CUDA_VISIBLE_DEVICES selects, if any."""
     if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
     return next((gpu for gpu in gpus if name in (gpu / "information").read_text()), None)

@@ -55,7 +55,6 @@ def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> N
 
 
 def _link_missing(root: Path, folder: RunFolder, plan: Plan, log: str) -> None:
-    """Create the missing links below ``root``, unless the document uses llmb's own folders; may raise OSError."""
     document = plan.recipe.document
     if document is None or document.results is None:
         return

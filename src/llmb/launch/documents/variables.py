@@ -363,7 +363,6 @@ def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Ma
 
 
 def _only_size(catalogue: Catalogue, name: str) -> str:
-    """Return the only size of a workload in the documents; raise UsageError unless there is exactly one."""
     workload = find_workload(catalogue, name)
     sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
     if len(sizes) != 1:

@@ -98,7 +98,6 @@ def _sampled(
 
 
 def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> ResourceUse | Missing:
-    """Return the use of resources during the steps of the window, whose times come from the log."""
     spans, gpus = logged_spans(outcome), plan.recipe.layout.gpus
     sampled = {gpu.uuid for one in samples for gpu in one.start.gpus}
     last_s = max((one.samples[-1].time_s for one in samples if one.samples), default=None)
@@ -132,7 +131,6 @@ def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
 
 
 def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: Format) -> Statistics | Missing:
-    """Return the statistics of step times in the window; missing if the run failed or a step was profiled."""
     if status != "success":
         return NOT_SUCCESSFUL
     if outcome.window is None:

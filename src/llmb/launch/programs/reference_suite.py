@@ -401,7 +401,6 @@ class ReferenceSuite(Program):
 
 
 def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> str | None:
-    """Return the name of the document's software; None if part of it was changed."""
     changed = options.modified_suite and _changes(script, recipe, checkout_of(script, options, site), site)
     return None if changed or options.arguments or options.image else script.framework
 
@@ -435,7 +434,6 @@ def _origin(script: LaunchScript, recipe: Recipe, site: Site) -> Origin:
 
 
 def _noted(script: LaunchScript, recipe: Recipe, choices: Choices) -> Recipe:
-    """Return the recipe with notes on the differences from the document that llmb's variables cause."""
     notes = (item.note for item in script.fixed if getattr(choices.profiling, item.option))
     return recipe.model_copy(update={"decisions": (*recipe.decisions, *notes)})
 

@@ -159,7 +159,6 @@ def call_launch(job: Submission) -> str:
 
 
 def _hidden(output: Path, secrets: Iterable[str]) -> str:
-    """Return the script's saved output without secrets, and remove them from the file."""
     printed = text = _text(output)
     for secret in filter(None, secrets):
         text = text.replace(secret, HIDDEN)

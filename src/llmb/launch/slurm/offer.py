@@ -182,7 +182,6 @@ def slurm_offer() -> Offer:
 
 
 def _groups(text: str) -> list[tuple[str, int, str, str]]:
-    """Parse each line of sinfo into partition, number of nodes, generic resources and list of nodes."""
     partitions = []
     for line in text.splitlines():
         parts = line.split("|")

@@ -246,7 +246,6 @@ def _sizes(script: Script, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def _overrides(script: Script, plan: Plan, choices: Choices) -> Iterator[str]:
-    """Yield overrides of the framework's configuration, for settings without an argument of the script."""
     if script.base is None:
         yield from _layout_overrides(plan.recipe.layout)
     elif plan.recipe.layout.seq_len != script.base.seq:
