@@ -40,7 +40,7 @@ def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
 
 
 def lacks_result(folder: RunFolder) -> bool:
-    """Return whether a run has no result, or failed on a signal to its job, which may have been a cancellation."""
+    """Return whether a run has no result, or failed because its job received a signal, perhaps to cancel it."""
     try:
         record, end = read_record(folder), read_job_end(folder)
     except (OSError, ValueError):

@@ -157,7 +157,7 @@ class LocalRun:
         return record, row
 
     def _note(self, say: Say, write: Callable[[Store], object]) -> None:
-        """Write to the history; report a failure, which does not fail the run."""
+        """Call ``write`` with the history; report a failure, which does not fail the run."""
         try:
             with open_history(self.install, say) as store:
                 write(store)

@@ -113,7 +113,7 @@ class Proposal:
     campaign: Campaign
     jobs: Sequence[PlannedJob]
     resumed: bool
-    """True if an earlier client created it."""
+    """True if an earlier client created the campaign."""
     left_out: Sequence[str] = ()
     """Jobs that were not named and cannot run, with reasons."""
     queued: Campaign | None = None

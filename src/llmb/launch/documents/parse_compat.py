@@ -73,7 +73,7 @@ def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, flo
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Sum in order, as awk does, so that the printed digits agree."""
+    """Sum ``values`` in order, as awk does, so that the printed digits agree."""
     total = 0.0
     for value in values:
         total += value

@@ -72,7 +72,7 @@ def result_of_log(
         window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
         error_at_end=outcome.error_at_end if status == "success" else None,
-        expert_load=Missing("the log does not have it") if plan.recipe.model.moe else NO_EXPERTS,
+        expert_load=Missing("the log does not report it") if plan.recipe.model.moe else NO_EXPERTS,
         **_sampled(plan, outcome, times, samples, nodes),
         **(figures_of(plan, times.mean) if times else {}),
     )

@@ -61,7 +61,8 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
     try:
         edited = edited_text(path, before, keys)
     except KeyError as error:
-        raise UsageError(f"{key} is not set in this file", where=str(path), do="run 'llmb config show'") from error
+        do = "run 'llmb config show' to see where it is set"
+        raise UsageError(f"{key} is not set in this file", where=str(path), do=do) from error
     _write(path, edited)
 
 

@@ -39,7 +39,7 @@ LAST_LINES = 8
 
 
 def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """Add flags from the cluster's settings and the user's options; the script itself sets all others.
+    """Add flags from the cluster's settings and the user's options to ``spec``; the script itself sets all others.
 
     Raises UsageError if an option or a flag cannot be passed to the script.
     """

@@ -150,7 +150,7 @@ class GpuRequests(SlurmQuestion):
         return [
             Choice("gpus-per-node", f"--gpus-per-node={count}"),
             Choice("gres", f"--gres=gpu:{count}"),
-            Choice(NONE, "no flag: Slurm counts no GPUs here, and jobs get whole nodes"),
+            Choice(NONE, "no flag: Slurm does not count GPUs here; jobs use whole nodes"),
         ]
 
     def assumed(self) -> str:

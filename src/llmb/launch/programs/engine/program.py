@@ -106,7 +106,7 @@ def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """Plan as ``plan_training`` does, choose the sharding by memory if it was not specified, and predict the step time.
+    """Plan a run as ``plan_training`` does, choose an unspecified sharding by memory, and predict the step time.
 
     Raises UsageError for GPUs on which the engine was never tested.
     """
