@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
+from tests.prediction.test_trace_calibration import trace
 
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile, write_measurements
 
@@ -181,6 +182,24 @@ def test_a_file_or_a_folder_of_microbenchmarks_calibrates(llmb: Run, tmp_path: P
     assert llmb(*PLAN, "--top", "1", "--calibrate", str(path)).returncode == 0
     refused = llmb(*ASKED[:-4], "--gpu-type", "b200", "--scale", "64", "--calibrate", str(path))
     assert "measured NVIDIA H100 80GB HBM3, but the prediction is for b200" in refused.stderr
+
+
+def test_a_trace_of_a_run_replaces_terms_of_its_own_layout(llmb: Run, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "workloads" / "w" / "experiments" / "e", gpu_record(scale=8), times_around(13.0))
+    (run / "torch_profile").mkdir()
+    trace(run / "torch_profile" / "rank-0.json", {"nvjet_hsh_256x128": 9.0}, ranks=8)
+    asked = ("predict", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "8")
+    usual = json.loads(llmb(*asked, "--json").stdout)
+    document = json.loads(llmb(*asked, "--calibrate", str(run / "torch_profile"), "--json").stdout)
+    assert document["calibration"].endswith(" %); the rest as predicted")
+    replaced = {name for name, factor in document["calibration_factors"].items() if name in usual["breakdown_s"]}
+    assert replaced == {"products bf16", "outputs of products"}
+    assert sum(document["breakdown_s"][name] for name in replaced) == pytest.approx(9)
+    refused = llmb(*asked, "--tp", "2", "--calibrate", str(run / "torch_profile" / "rank-0.json"))
+    assert refused.returncode == 2
+    assert "trace rank-0.json has tp 1, but the prediction is for 2" in refused.stderr
+    refused = llmb(*PLAN, "--calibrate", str(run / "torch_profile"))
+    assert "a trace calibrates only the layout that it was recorded with" in refused.stderr
 
 
 PLAN = ("plan", "-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "h100", "--scale", "8")

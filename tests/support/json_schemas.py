@@ -265,6 +265,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "ci95_s": tuple[float, float],
         "errors": dict[str, dict[str, float | str]],
         "error_sources[]": ErrorSource,
+        "calibration_factors": dict[str, float],
         "breakdown_s": dict[str, float],
         "energy_j_per_token_at_most": float | None,
         "training": TrainingCost | None,

@@ -2,7 +2,7 @@
 """``llmb predict``, ``llmb plan`` and ``llmb memory``: time, layouts and memory of a run before it starts."""
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ Calibrate = Annotated[
         "--calibrate",
         metavar="RUN|FILE",
         help="Calibrate with this run (same GPU type and dtype), or with measurements of 'llmb bench': a file, or a "
-        "node's folder.",
+        "node's folder. 'predict' also accepts a trace of the same layout.",
     ),
 ]
 Layouts = Annotated[
@@ -270,14 +270,17 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
 
 
 def _predictor(
-    catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns
+    catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns, *, searches: bool = False
 ) -> Callable[[EnginePlan], Prediction]:
-    """Return a function that predicts plans for the GPU type of ``plan``, calibrated by ``basis``."""
-    calibration, gpu = _calibration(catalogue, basis, plan, find), catalogue.gpus[plan.recipe.gpu_type]
+    """Return a function that predicts plans for the GPU type of ``plan``, calibrated by ``basis``. With ``searches``,
+    raise UsageError if that is a trace, because it calibrates a single layout."""
+    calibration, gpu = _calibration(catalogue, basis, plan, find, searches), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
 
-def _calibration(catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns) -> Calibration:
+def _calibration(
+    catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns, searches: bool = False
+) -> Calibration:
     selector = basis.selector
     usual = default_calibration(catalogue.rates, basis.software or usual_software(plan.recipe))
     if selector is None:
@@ -289,6 +292,11 @@ def _calibration(catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: Fin
     if files := measurements_at(Path(selector).expanduser()):
         gpu = catalogue.gpus[plan.recipe.gpu_type]
         return calibrate_with_bench(files, plan, gpu, catalogue.gpus.values(), usual)
+    if traces := _traces_at(Path(selector).expanduser()):
+        if searches:
+            do = "pass a run or measurements of 'llmb bench', or use 'llmb predict'"
+            raise UsageError("a trace calibrates only the layout that it was recorded with", do=do)
+        return _calibrate_with_trace(catalogue, traces, plan, usual)
     runs = find(selector).runs
     if not runs:
         raise UsageError(f"no run in '{selector}' has ended", do="see 'llmb runs'")
@@ -303,6 +311,32 @@ def _calibration(catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: Fin
         raise UsageError(f"run {run.id} has no step time", do="pass a successful run with --calibrate")
     measured = MeasuredStep(f"run {run.id}", trained, times.mean, alone.pp_stage if alone else None)
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
+
+
+def _traces_at(path: Path) -> list[Path]:
+    """Return the trace, or the traces in a run's folder of them; an empty list for other paths and names of runs."""
+    from llmb.readers.profiles import NSYS_FOLDER, TORCH_FOLDER
+    from llmb.readers.profiles.trace_files import JSON_ENDS, REPORT_END, SQLITE_END, find_traces
+
+    is_trace = path.is_file() and path.name.endswith((*JSON_ENDS, SQLITE_END, REPORT_END))
+    is_folder = path.is_dir() and path.resolve().name in (TORCH_FOLDER, NSYS_FOLDER)
+    return find_traces([path]) if is_trace or is_folder else []
+
+
+def _calibrate_with_trace(
+    catalogue: Catalogue, traces: Sequence[Path], plan: EnginePlan, usual: Calibration
+) -> Calibration:
+    from llmb.prediction.trace_calibration import calibrate_with_trace
+    from llmb.readers.profiles.breakdown import summarize
+    from llmb.readers.profiles.trace_files import read_traces
+    from llmb.runs.folder import RunFolder
+    from llmb.runs.record import read_record
+
+    folder = RunFolder(traces[0].resolve().parents[1])
+    trained = read_record(folder).plan if folder.record.is_file() else None
+    recorded = trained if isinstance(trained, EnginePlan) else None
+    gpu, types = catalogue.gpus[plan.recipe.gpu_type], catalogue.gpus.values()
+    return calibrate_with_trace(summarize(read_traces(traces)), recorded, plan, types, gpu, usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +439,7 @@ def plan_with(
         "max_memory_gib": wanted.max_memory_gib,
     }
     constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
-    predicted = _predictor(catalogue, basis, start, find)
+    predicted = _predictor(catalogue, basis, start, find, searches=True)
     on_message(f"searching the layouts of {recipe.title()}, which takes a few seconds")
     own = predict_recipe(recipe, choices, predicted)
     found = with_recipe(search_for(wanted.goal, start, predicted, constraints), own, constraints)

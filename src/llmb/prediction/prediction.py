@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -66,17 +66,16 @@ class MeasuredStep:
 class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
-    software: the one that has the overlap and fusion of ``rates``. factor: multiplies predicted steps, or only
-    computation and bubble if ``computes``. machine: measurements that refine the rates. error: ``node`` or ``recipe``
-    replaces the expected error of a prediction's case, ``bench`` adds to it, and ``model`` changes nothing.
-    fits: how uncertain the fitted ones among ``rates`` are, one mapping per fit.
+    software: the one that has the overlap and fusion of ``rates``. factors: multiply predicted terms; 1 for others.
+    machine: measurements that refine the rates. error: ``node`` or ``recipe`` replaces the expected error of a
+    prediction's case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: how uncertain the fitted
+    ones among ``rates`` are, one mapping per fit.
     """
 
     text: str
     rates: Rates
     software: str = DOCUMENTS
-    factor: float = 1.0
-    computes: bool = False
+    factors: Mapping[str, float] = field(default_factory=dict)
     machine: MeasuredMachine | None = None
     error: str = "model"
     fits: Sequence[Mapping[str, FittedRate]] = ()
@@ -206,8 +205,7 @@ def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibra
     return replace(
         usual,
         text=text,
-        factor=factor,
-        computes=alone is not None,
+        factors=dict.fromkeys({*TERMS.values(), BUBBLE} if alone is None else COMPUTING, factor),
         error="recipe" if same and alone is None else "node",
     )
 
@@ -230,8 +228,7 @@ def predicted_terms(
     # Measured rates are already those of the chip.
     rates = calibration.rates if calibration.machine else chip_rates(calibration.rates, gpu.relative_efficiency)
     terms = nominal_step(plan, gpu, rates, cache, calibration.machine, joined).terms(rates)
-    scaled = COMPUTING if calibration.computes else terms
-    return {name: seconds * (calibration.factor if name in scaled else 1.0) for name, seconds in terms.items()}
+    return {name: seconds * calibration.factors.get(name, 1.0) for name, seconds in terms.items()}
 
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
@@ -278,8 +275,8 @@ def error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> list[st
     if calibration.error == "recipe":  # the calibration run has all aspects of the plan
         return ["recipe"]
     names = [calibration.error] if calibration.error == "node" else [error_case(plan, gpu, calibration.software)]
-    if calibration.error == "bench":
-        names.append("bench")
+    if calibration.error in ("bench", "trace"):
+        names.append(calibration.error)
     return [*names, *_aspects(plan, gpu)]
 
 

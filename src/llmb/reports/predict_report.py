@@ -196,7 +196,8 @@ class RunPrediction(Shown):
             "scaling": (curve := self.curve)
             and {"scales": [fields_of(each, *SCALE) for each in curve.scales], "ends": curve.ends},
             **fields_of(self, "what_if", "goodput", "imbalance"),
-            **fields_of(prediction, "calibration: calibration.text", "unvalidated"),
+            **fields_of(prediction, "calibration: calibration.text", "calibration_factors: calibration.factors"),
+            **fields_of(prediction, "unvalidated"),
             "published": [
                 fields_of(each, "step_time_s", "source", "line") for each in prediction.plan.recipe.expectations
             ],

@@ -103,6 +103,15 @@ def test_a_step_of_which_kernels_were_dropped_has_no_parts(tmp_path: Path) -> No
     assert whole.notes == ()
 
 
+def test_the_gpu_of_an_export_is_named(tmp_path: Path) -> None:
+    path = export(tmp_path / "profile_3.sqlite", 100)
+    assert [each.gpu_name for each in read_trace(path, Rules())] == [None]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE TARGET_INFO_GPU (vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT)")
+        connection.executemany("INSERT INTO TARGET_INFO_GPU VALUES (0, ?, ?)", [(1, "other"), (0, "NVIDIA H200")])
+    assert [each.gpu_name for each in read_trace(path, Rules())] == ["NVIDIA H200"]
+
+
 def test_processes_of_one_report_are_told_apart(tmp_path: Path) -> None:
     timelines = read_nsys(export(tmp_path / "node.sqlite", 4242, 4243), Rules())
     assert [timeline.source for timeline in timelines] == ["node.sqlite process 4242", "node.sqlite process 4243"]

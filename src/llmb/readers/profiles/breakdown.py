@@ -155,6 +155,8 @@ class RankTrace:
     """The longest unclassified kernels."""
     notes: tuple[str, ...] = ()
     """Remarks on the trace, such as on unreadable parts."""
+    gpu_name: str | None = None
+    world_size: int | None = None
 
     @property
     def label(self) -> str:
@@ -202,6 +204,8 @@ def _rank_trace(timeline: Timeline) -> RankTrace:
         names=timeline.names[:MOST_NAMES],
         unclassified=tuple(unknown[:MOST_NAMES]),
         notes=timeline.notes,
+        gpu_name=timeline.gpu_name,
+        world_size=timeline.world_size,
     )
 
 

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard, cast
@@ -286,8 +286,10 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
         notes.append(iterations)
     if collected.without_time:
         notes.append(f"left out: {counted(collected.without_time, 'event')} without a valid time")
-    distributed = file.header.get("distributedInfo")
-    rank = distributed.get("rank") if isinstance(distributed, dict) else None
+    distributed, devices = (file.header.get(name) for name in ("distributedInfo", "deviceProperties"))
+    rank, ranks = (distributed.get(name) if isinstance(distributed, dict) else None for name in ("rank", "world_size"))
+    first = devices[0] if isinstance(devices, list) and devices else None
+    device = first.get("name") if isinstance(first, dict) else None
     if rank is not None and not is_rank(rank):
         notes.append(f"the trace's rank is {str(rank)[:40]!r}, which is not a number")
     rank = rank if is_rank(rank) else rank_in_name(path)
@@ -295,7 +297,9 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
         left_out, dropped = collected.launches.incomplete(collected.steps or ({0: EVER} if unmarked else {}))
         steps = [one for one in device_steps(collected.steps, collected.device_ends) if one.number not in left_out]
         unmarked = unmarked and not left_out
-        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes + dropped, unmarked=unmarked)
+        made = make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes + dropped, unmarked=unmarked)
+        name = device[:LONGEST_NAME] if isinstance(device, str) else None
+        return replace(made, gpu_name=name, world_size=ranks if is_rank(ranks) else None)
     steps = [TracedStep(number, *span) for number, span in collected.steps.items()]
     threads = list(collected.threads.values())
     return make_timeline(path.name, rank, "cpu", steps, threads, notes, unmarked=unmarked)

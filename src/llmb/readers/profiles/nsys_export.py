@@ -9,7 +9,7 @@ import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeGuard
@@ -27,6 +27,7 @@ COPIES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
+GPUS = "TARGET_INFO_GPU"
 NO_THREAD = ~0xFFFFFF
 """Mask that turns ``globalTid`` into the ``globalPid`` of GPU activities: its lowest 24 bits are the thread."""
 SPLIT_GRAPHS = "record kernels of CUDA graphs with 'nsys profile --cuda-graph-trace=node'"
@@ -105,6 +106,12 @@ class _Export:
             owners.update(row[0] for row in rows if isinstance(row[0], int))
         return sorted(owners - {None}, key=lambda process: process or 0) or [None]
 
+    def gpu_name(self) -> str | None:
+        """Return the name of the first GPU of the node; None if the export does not contain it."""
+        query = f"SELECT name FROM {GPUS} ORDER BY id"  # noqa: S608
+        found = self.connection.execute(query).fetchone() if self.has(GPUS, "id", "name") else None
+        return found[0] if found and isinstance(found[0], str) else None
+
     def activities(self, table: str, name: str) -> Iterator[Row]:
         """Yield the start, end, process and ``name`` of each row of a table of GPU activities."""
         if not self.has(table, "start", "end"):
@@ -167,7 +174,8 @@ def _timelines(export: _Export, rules: Rules, *, unmarked: bool) -> Iterator[Tim
         left_out, dropped = process.launches.incomplete(process.host or ({0: EVER} if unmarked else {}))
         steps = [step for step in device_steps(process.host, process.ends) if step.number not in left_out]
         whole, notes = unmarked and not left_out, process.notes() + dropped
-        yield make_timeline(source, rank, "gpu", steps, [process.activities], notes, unmarked=whole)
+        made = make_timeline(source, rank, "gpu", steps, [process.activities], notes, unmarked=whole)
+        yield replace(made, gpu_name=export.gpu_name())
 
 
 def _add_activities(export: _Export, processes: dict[int | None, _Process], rules: Rules) -> None:

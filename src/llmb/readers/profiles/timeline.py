@@ -110,6 +110,10 @@ class Timeline:
     """Sorted by time, longest first."""
     notes: tuple[str, ...] = ()
     """Remarks on the trace, such as on unreadable parts."""
+    gpu_name: str | None = None
+    """Name of the first GPU in the trace; None if the trace has none."""
+    world_size: int | None = None
+    """Number of ranks of the training; None if the trace does not contain it."""
 
 
 class Recorded(NamedTuple):

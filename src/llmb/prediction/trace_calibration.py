@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibrates the terms of a prediction with the kernels of a trace of the same layout. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from llmb.base.errors import UsageError
+from llmb.catalogue.records import Gpu, gpu_type_of
+from llmb.catalogue.throughput import MFU, throughput
+from llmb.prediction.prediction import BRIDGE, DOCUMENTS, Calibration, predicted_terms
+from llmb.prediction.step_time import BUBBLE, TERMS
+from llmb.readers.profiles.breakdown import RankTrace, StepBreakdown, TraceSummary
+from llmb.runs.plan import EnginePlan
+
+GEMMS = ("bf16", "fp8", "mxfp8", "nvfp4", "experts", "written")
+ATTENTION = ("attention", "cp_attention")
+OPERATORS = ("memory", "cast", "routed", "fp8_layer_s", "moe_layer_s")
+"""Rates of work that a trace shows as kernels of each kind."""
+TO_EXPERTS = ("all_to_all", "dispatch", "combine")
+SENDS = ("send_recv",)
+REDUCTIONS = ("all_gather", "reduce_scatter", "all_reduce")
+"""Kinds of collectives in traces by what they are used for."""
+DO = "calibrate with a trace of the same model, layout and GPU type"
+
+
+def calibrate_with_trace(
+    traces: TraceSummary,
+    recorded: EnginePlan | None,
+    plan: EnginePlan,
+    types: Iterable[Gpu],
+    gpu: Gpu,
+    usual: Calibration,
+) -> Calibration:
+    """Return ``usual`` with factors that replace terms by the kernels of the slowest rank in a typical step.
+
+    recorded: the plan of the traced run, if known. Messages count only while no computation hides them, and include
+    waits for other ranks. Terms without kernels in the trace stay as predicted. Raises UsageError if the trace is known
+    to be of another model, layout or GPU type.
+    """
+    trace = max(traces.ranks, key=lambda one: one.typical.local_s)
+    step, title = trace.typical, f"trace {trace.source}"
+    _check(title, trace, recorded, plan, types)
+    terms = predicted_terms(plan, gpu, usual)
+    factors: dict[str, float] = {}
+    texts = []
+    # Collectives of a rank that ran alone complete immediately.
+    collectives = () if recorded and recorded.recipe.pretended_rank is not None else step.collectives
+    for name, replaced, seconds in _measured(replace(step, collectives=collectives), usual.software):
+        if predicted := sum(terms.get(term, 0.0) for term in replaced):
+            factors |= dict.fromkeys(replaced, seconds / predicted)
+            texts.append(f"{name} {seconds:.4g} s ({100 * (seconds / predicted - 1):+.0f} %)")
+    if not texts:
+        raise UsageError(f"{title} has no kernels that predictions know", do=DO)
+    unknown = "" if recorded else "; its model and layout are not in the trace"
+    text = f"{title}, step {step.step}: measured {', '.join(texts)}; the rest as predicted{unknown}"
+    return replace(usual, text=text, factors=factors, error="trace")
+
+
+def _measured(step: StepBreakdown, software: str) -> Iterator[tuple[str, set[str], float]]:
+    """Yield the name of each kind of kernels that the step has, the terms that these replace, and their seconds."""
+    operators = step.other_s + step.memory_copy_s + step.unclassified_s
+    parts = (
+        ("GEMMs", GEMMS, step.matrix_product_s),
+        ("attention", ATTENTION, step.attention_s),
+        ("other operators", OPERATORS, operators),
+    )
+    for name, rates, seconds in parts:
+        if seconds:
+            yield name, {TERMS[rate] for rate in rates}, seconds
+    # NVIDIA's software sends keys and values around a ring, like the stages of a pipeline; others gather them.
+    sent, gathered = {TERMS["pp"], BUBBLE}, {TERMS[rate] for rate in ("tp", "dp", "dp_beyond", "wait")}
+    (sent if software in (DOCUMENTS, BRIDGE) else gathered).add(TERMS["cp"])
+    used = {
+        "EP messages": (TO_EXPERTS, {TERMS["ep"]}),
+        "sends": (SENDS, sent),
+        "gathers and reductions": (REDUCTIONS, gathered),
+    }
+    for name, (kinds, replaced) in used.items():
+        exposed = [each.exposed_s for each in step.collectives if each.kind in kinds]
+        if exposed:
+            yield f"exposed {name}", replaced, sum(exposed)
+
+
+def _check(title: str, trace: RankTrace, recorded: EnginePlan | None, plan: EnginePlan, types: Iterable[Gpu]) -> None:
+    layout = plan.recipe.layout
+    if trace.device == "cpu":
+        raise UsageError(f"{title} has operators of a CPU, but predictions are for GPUs", do=DO)
+    if trace.gpu_name and gpu_type_of(trace.gpu_name, types) != plan.recipe.gpu_type:
+        raise UsageError(f"{title} is of {trace.gpu_name}, but the prediction is for {plan.recipe.gpu_type}", do=DO)
+    if trace.typical.cuda_graph_s:
+        do = "record it with '--cuda-graph-trace=node' of nsys"
+        raise UsageError(f"{title} has CUDA graphs without their kernels", do=do)
+    theirs = _facts(recorded) if recorded else {"gpus": trace.world_size or layout.gpus}
+    for name, ours in _facts(plan).items():
+        if name in theirs and theirs[name] != ours:
+            raise UsageError(f"{title} has {name} {theirs[name]}, but the prediction is for {ours}", do=DO)
+    computed_s = trace.typical.matrix_product_s + trace.typical.attention_s
+    if computed_s and (why := throughput(plan.recipe, computed_s, lora=plan.lora).reasons.get(MFU)):
+        raise UsageError(f"{title} is not of this model, layout and batch: {why}", do=DO)
+
+
+def _facts(plan: EnginePlan) -> dict[str, object]:
+    recipe = plan.recipe
+    names = {"workload": recipe.workload, "size": recipe.size, "dtype": recipe.dtype, "GPU type": recipe.gpu_type}
+    ways = {"recompute": plan.recompute, "dp_sharding": plan.parallelism.dp_sharding}
+    return {**names, **recipe.layout.model_dump(), **ways}
