@@ -33,7 +33,7 @@ class BridgeModel(Record):
     experiment: str
     """The prefix of the names of Megatron-Bridge's experiments with this model."""
     described: bool = True
-    """True if the catalogue has its parts, and so recipes; otherwise its figures only judge logs."""
+    """True if the catalogue describes the model and has recipes; otherwise, its figures are used only to judge logs."""
 
     @property
     def recipe(self) -> str:
@@ -71,7 +71,7 @@ class BridgeRow(BridgeSizes):
     task: str
     dtype: str
     fsdp: Printed
-    """Ranks that shard the parameters; 0 for none."""
+    """Number of ranks that shard the parameters; 0 without FSDP."""
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float
     path: str
@@ -81,7 +81,7 @@ class BridgeRow(BridgeSizes):
     tokens_from_tflops: float
     """TFLOP/s divided by the FLOPs per token of the model."""
     rounding_pct: str
-    """The possible error of the printed tokens/s if they are rounded to whole samples; otherwise empty."""
+    """The possible error in percent of tokens/s that are rounded to whole samples; otherwise empty."""
     notes: str
 
     @property

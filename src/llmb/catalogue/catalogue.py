@@ -433,7 +433,7 @@ class JobDefaults(Record):
     time_limit_min: int
     time_limit_source: str
     gpus_per_node: int | None
-    """None on a CPU: any number of processes fits a node."""
+    """Number of GPUs of a node; None on a CPU, where any number of processes fits a node."""
     nvlink_domain_nodes: int
     """Number of nodes whose GPUs NVLink connects."""
     variables: tuple[JobVariable, ...]

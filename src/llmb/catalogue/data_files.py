@@ -24,7 +24,7 @@ _AS_WRITTEN = {
         r"(?:-?(?:0|[1-9][0-9]*)\.(?:0|[0-9]*[1-9])(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
     ),
 }
-"""Numbers with the same spelling when they are converted back to text."""
+"""Patterns of numbers that keep their spelling when they are converted back to text."""
 MOST_LEVELS = 50
 """Limit of nesting: the loaders recurse, 30,000 levels end the process, and time grows with the square of the depth."""
 MOST_VALUES = 200_000
@@ -33,7 +33,7 @@ _STRING_TAG = "tag:yaml.org,2002:str"
 Shape = TypeVar("Shape", bound=BaseModel)
 Key = str | int
 MOST_PROBLEMS = 50
-"""Number of a file's problems to list."""
+"""Maximum number of problems to list for a file."""
 # pydantic's messages for these mention its classes.
 _MESSAGES = {
     "extra_forbidden": "unknown key",

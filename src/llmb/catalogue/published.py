@@ -36,10 +36,10 @@ class Document(Record):
     source: str
     release: str
     window: str | None
-    """None if it does not state the steps."""
+    """The steps behind the figures; None if the document does not state them."""
     window_reason: str | None = None
     profile: DocumentProfile | None = None
-    """None if it profiles no steps."""
+    """None if the document profiles no steps."""
     nccl_trace_in_log: bool = False
     """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
@@ -62,9 +62,9 @@ class PublishedCondition(Record):
     key: str
     """A key of the verdict's conditions."""
     value: str | None
-    """None if it is unknown; ``source`` then has the reason."""
+    """None if the value is unknown; ``source`` then has the reason."""
     slower_pct: tuple[float, float] | None = None
-    """The slowdown of a step without the condition, in percent, from and to, as estimated; None if unknown."""
+    """The estimated slowdown of a step without the condition, as a range in percent; None if unknown."""
     what: str
     """A description, and the source of the estimate."""
     source: str
@@ -126,7 +126,7 @@ class Checkpoint(Record):
 
     size_gb: float
     save_scales: tuple[int, int] | None = None
-    """The smallest and the largest."""
+    """The smallest and the largest number of GPUs that saved it."""
     min_load_scale: int | None = None
     source: str
     line: int

@@ -26,7 +26,7 @@ OPEN_CHOICES = {"gpu_type": "GPU type", "scale": "scale", "dtype": "dtype", "rel
 """Optional fields of a request, and their names in messages."""
 
 MOST_OTHERS = 5
-"""Number of other values to list."""
+"""Maximum number of alternatives to list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,9 +419,9 @@ class Layout(ParallelSizes):
     counts_embedding_and_loss: bool = False
     """True if the pipeline split counts the embedding and the loss as one layer each."""
     first_stage_layers: Count | None = None
-    """Layers of the first of the PP x VP stages, if it differs; the embedding is then not counted."""
+    """Number of layers of the first of the PP x VP stages, if it is set; the embedding is then not counted."""
     last_stage_layers: Count | None = None
-    """Layers of the last stage, if it differs; the loss is then not counted."""
+    """Number of layers of the last stage, if it is set; the loss is then not counted."""
     sequence_parallel: bool = True
     """True if each TP rank holds only a part of the sequence between tensor parallel layers."""
 
@@ -478,7 +478,7 @@ class Training(Record):
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
-    """Mean tokens of packed documents; 0: each sequence is one document; None: 0, unless the recipe packs."""
+    """Mean tokens of packed documents, or 0 for one document per sequence; None means 0 unless the recipe packs."""
     document_lengths: DocumentLengths = "uniform"
 
 
@@ -508,7 +508,7 @@ class Window(Record):
 
 
 class Lora(Record):
-    """Low-rank adapters beside frozen weights: y = W x + alpha / rank * B A dropout(x) (Hu et al., 2021)."""
+    """Low-rank adapters of frozen weights: y = W x + alpha / rank * B A dropout(x) (Hu et al., 2021)."""
 
     rank: int = Field(ge=1)
     alpha: float = Field(gt=0)

@@ -240,7 +240,7 @@ class JobEntry(Record):
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """More GPU types that the entry applies to; with this key it does not apply to a CPU."""
+    """More GPU types that the entry applies to; with this key, the entry does not apply to a CPU."""
     min_scale: int = 1
     pipelined: bool = False
     """True to select only layouts with pipeline parallelism."""
@@ -357,7 +357,7 @@ class ConditionEntry(PublishedCondition):
     """A condition and the figures that it applies to; an omitted key matches all of them."""
 
     workloads: tuple[str, ...] = ()
-    """For a document with several workloads."""
+    """The workloads that the condition applies to, if the document has several."""
     sizes: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()

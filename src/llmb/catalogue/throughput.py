@@ -8,7 +8,7 @@ from llmb.catalogue.published import PublishedFlops
 from llmb.catalogue.records import ADAPTED, Convention, Lora, Mlp, Model, Packing, Recipe
 
 MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
-"""Matrices of a feed-forward layer."""
+"""Number of matrices of each kind of feed-forward layer."""
 
 
 def parameter_count(model: Model) -> tuple[int, int]:
@@ -89,7 +89,7 @@ def _norm(model: Model) -> int:
 
 
 def _feed_forward(model: Model, layer: int) -> tuple[int, int]:
-    """Return the parameters of a feed-forward layer: with all experts, and with only the chosen ones."""
+    """Return two numbers of parameters of a feed-forward layer: with all experts, and with only the chosen ones."""
     matrices = MATRICES[model.mlp]
     if model.moe is None or not model.is_moe_layer(layer):
         dense = matrices * model.hidden_size * model.ffn_hidden_size

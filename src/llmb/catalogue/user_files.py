@@ -16,7 +16,7 @@ READERS: Mapping[str, Callable[[Catalogue, str], object]] = {
     "workloads": lambda catalogue, name: catalogue.workloads[name],
     "expectations": lambda catalogue, name: catalogue.published[name],
 }
-"""Parts of the catalogue by file or folder, those that others need first."""
+"""Readers of the parts of a catalogue, by file or folder; parts that others need come first."""
 VALID = ", ".join(name if name.endswith(".yaml") else f"{name}/NAME.yaml" for name in READERS)
 
 

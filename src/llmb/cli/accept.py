@@ -93,7 +93,7 @@ class Duration:
     start_new: Annotated[
         bool, typer.Option("--new", help="Start again instead of resuming an interrupted acceptance.")
     ] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the parts and their durations, run nothing.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the parts and their durations; run nothing.")] = False
 
 
 @app.command()

@@ -116,7 +116,7 @@ class Placed:
     ] = None
     device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's batch script, queue nothing.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's batch script; queue nothing.")] = False
     json: Json = False
 
     def is_job(self, given: Mapping[str, Any]) -> bool:

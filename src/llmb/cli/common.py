@@ -237,7 +237,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "--window": ("--steps", "--range"),
     "--dry-run": ("--plan", "--print-only", "--no-run", "--check"),
 }
-"""Options of llmb, with the names that other programs and users have for them."""
+"""Options of llmb, each with the names that users and other programs use instead."""
 
 
 def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the classes of its parser private)

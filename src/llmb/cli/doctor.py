@@ -123,7 +123,7 @@ class SeveralNodes:
             help="Any other flag of sbatch, such as reservation=maint; 'KEY=' removes one. Repeatable.",
         ),
     ] = None
-    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the check of each node.")] = 10
+    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit for checking each node.")] = 10
     max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="Maximum time to wait for busy nodes.")] = 15.0
     last: Annotated[bool, _several("--last", help="Print the last result of several nodes again.")] = False
 

@@ -65,7 +65,7 @@ class CompatError(LlmbError):
 
 
 class ParseCommand(TyperCommand):
-    """A command that exits like the reference suite's script for invalid options with ``--compat``."""
+    """A command that, with ``--compat``, exits like the reference suite's script if options are invalid."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer keeps its context type private)
         from llmb.cli.main import PARSER_ERROR

@@ -272,8 +272,8 @@ def image(
 ) -> None:
     """Import a container image as a file for all nodes: squashfs for Pyxis, SIF for Apptainer.
 
-    The import command is printed and run. The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is
-    complete; an existing file with this name is kept.
+    The import command is printed and run. The file has its name, such as nvidia+nemo+26.04.01.sqsh, only once it
+    is complete; an existing file with this name is kept.
 
     Enroot or Apptainer must be installed, with its own credentials for private registries: never put a password in
     SOURCE.
@@ -404,9 +404,9 @@ def prepare() -> None:
 
     - `llmb prepare verify finetune_llama3 70b`: what is prepared, and the commands for the rest
 
-    - `llmb prepare submit finetune_llama3`: the same as jobs of a cluster
+    - `llmb prepare submit finetune_llama3`: the same, in jobs on a cluster
 
-    - `llmb prepare image nvcr.io/nvidia/nemo:26.04.01`: a file that jobs start
+    - `llmb prepare image nvcr.io/nvidia/nemo:26.04.01`: an image file for jobs
     """
 
 

@@ -67,7 +67,7 @@ class _LongWork:
             self.bar.stop()
 
     def _show(self, done: int, total: int | None, text: str, line: str) -> None:
-        """Show ``text`` beside the bar or, if there is no bar, print ``line``."""
+        """Show ``text`` next to the bar or, if there is no bar, print ``line``."""
         if self.bar:
             self.bar.update(self.task, completed=done, total=total, description=text)
         elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == total:
@@ -182,7 +182,7 @@ class CaseProgress(_LongWork):
 
 
 class PhaseProgress:
-    """Shows the current phase: beside a spinner on a terminal, otherwise as a line if it takes long."""
+    """Shows the current phase: next to a spinner on a terminal, otherwise as a line if it takes long."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb

@@ -88,7 +88,7 @@ class Pretended:
 class Several:
     """Options for several runs, and for --dry-run."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command; run nothing.")] = False
     repeats: Annotated[
         int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
     ] = 1
