@@ -78,7 +78,7 @@ class Duration:
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0, max=MOST_MINUTES, help="Maximum minutes to settle every verdict by repeats. Default: 30; 5 on a CPU."
+            min=0, max=MOST_MINUTES, help="Maximum minutes of repeats to settle every verdict. Default: 30; 5 on a CPU."
         ),
     ] = None
     set_name: Annotated[
@@ -162,7 +162,7 @@ def _relay(line: str) -> None:
 
 
 def _wanted(chosen: dict[str, Any]) -> Request | None:
-    """Return the requested recipe, or None for the default; raise UsageError without both workload and size."""
+    """Return the requested recipe, or None for the default; raise UsageError if workload or size is missing."""
     if not any(chosen.values()):
         return None
     if not (chosen["workload"] and chosen["size"]):

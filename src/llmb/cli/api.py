@@ -406,7 +406,7 @@ def judge(
 ) -> RunVerdict:
     """Judge whether a run is as fast as it should be, like ``llmb judge``.
 
-    ``path`` is its id, folder or log, or ``"latest"``. Repeats with a label or in a folder get one verdict ``against``
+    ``path`` is its id, folder or log, or ``"latest"``. Repeats with a label or in a folder have one verdict ``against``
     other runs. ``tolerance`` is in percent, ``gpu_type`` is that of logs that do not report it, and ``window`` selects
     the steps to average. Raise UsageError unless there is exactly one verdict.
     """
