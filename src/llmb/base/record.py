@@ -63,7 +63,7 @@ def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core,
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the dotted keys and the message of the first problem, or no keys and the number of too many problems."""
+    """Return the dotted keys and the message of the first problem; for too many problems, no keys and their number."""
     if error.error_count() > MOST_ERRORS:
         return "", f"{error.error_count():,} of its values are wrong"
     first = error.errors(include_url=False, include_input=False)[0]

@@ -89,7 +89,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
 
 
 def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
-    """Return the run folders by run id; add imported runs that the history lacks, because the import was killed."""
+    """Return the run folders by run id; add the imported runs that a killed import did not add to the history."""
     listed = {Path(job.run_dir): job.run_id for job in store.jobs(Filter(runs_only=True))}
     there = {run_id: path for path, run_id in listed.items() if RunFolder(path).record.exists()}
     for path in run_folders_below(install) - listed.keys():

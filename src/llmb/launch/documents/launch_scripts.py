@@ -160,7 +160,7 @@ class CheckedFile:
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
-    """Compare a checkout's files for ``scripts``, by default for the scripts of the most similar release, with it.
+    """Compare a checkout's files with the release of ``scripts``, by default with the most similar release.
 
     Raises UsageError if the folder does not contain a script of any release.
     """

@@ -25,7 +25,7 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """A log's figures in the window, None if unknown; ``left out`` if it is not a run's log, or a slowed run's."""
+    """A log's figures in the window, or None; ``left out`` if it is not a run's log, or recording slowed the run."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]

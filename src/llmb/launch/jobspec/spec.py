@@ -95,7 +95,7 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The numbers of nodes and of processes per node. A process uses one GPU, or is on a CPU."""
+    """The numbers of nodes and of processes per node. Each process uses one GPU, or runs on a CPU."""
 
     nodes: int
     processes_per_node: int

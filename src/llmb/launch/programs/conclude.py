@@ -74,7 +74,7 @@ def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def judge_run(record: RunRecord) -> RunRecord:
-    """Return the record with the verdict on its result, compared with the published figure."""
+    """Judge the run's result against the published figure, and return the record with the verdict."""
     assert record.result, "it was concluded"
     return record.model_copy(update={"result": with_verdict(record.result, record)})
 
