@@ -130,7 +130,7 @@ class Store:
             raise KeyExists(f"this job was submitted before: {error}", where=str(self.path)) from error
 
     def restore(self, jobs: Iterable[Job]) -> int:
-        """Add the jobs that are missing, by key and by folder with job id; return the number of added jobs."""
+        """Add jobs unless the history has their key, or their folder and job id; return the number of added jobs."""
         rows = [self._row(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes

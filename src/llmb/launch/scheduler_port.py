@@ -435,7 +435,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
         return without_secrets(environ)
 
     def warnings(self, spec: JobSpec) -> Sequence[str]:
-        """Describe why the scheduler will probably reject the job; empty if no reason is known."""
+        """Return the known reasons why the scheduler will probably reject the job."""
         return ()
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:

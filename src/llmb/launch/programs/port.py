@@ -77,7 +77,7 @@ class End:
 
 
 class NewSteps(Protocol):
-    """Follows the steps of a run, yielding each step once."""
+    """Follows the steps of a run, and yields only new ones."""
 
     def new(self) -> Iterator[StepNews]:
         """Yield the steps done since the last call; a restarted run yields its steps again."""

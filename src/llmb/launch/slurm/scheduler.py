@@ -297,7 +297,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         return SubmittedJob(scheduler=self.name, job_id=job_id, cluster=cluster, submitted_at=now())
 
     def states(self, jobs: Sequence[JobHandle], time_out_s: float) -> JobAnswers:
-        """Query the controller for the states of jobs, and accounting for live jobs that it no longer has."""
+        """Query the controller for the states of jobs. For live jobs that it no longer has, query accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = client.controller_states(ids, time_out_s) if ids else {}
         states = {
