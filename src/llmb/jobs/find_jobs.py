@@ -127,7 +127,7 @@ def _unknown(store: Store, text: str) -> UsageError:
 
 
 def parse_since(text: str, now_s: float) -> float:
-    """Convert a date, a time (local without a zone) or an age to seconds since 1970; raise UsageError for other text."""
+    """Convert a date, a time (local without a zone) or an age to seconds since 1970; raise UsageError otherwise."""
     ago = _AGO.fullmatch(text.strip())
     if ago:
         return now_s - int(ago[1]) * _SECONDS[ago[2]]
