@@ -201,7 +201,8 @@ def test_a_failed_run_has_no_explanation(tmp_path: Path) -> None:
 
 
 def test_tables_fit_a_terminal_and_commands_are_complete(tmp_path: Path) -> None:
-    found = explain(run(tmp_path, data_wait_s=1.0, host_ahead_s=0.0))
+    waiting = run(tmp_path, data_wait_s=1.0, host_ahead_s=0.0)
+    found = explain(waiting)
     assert found
     tables: list[Table] = explanation_tables(found)
     assert max(map(len, shown_lines(tables))) <= 80
@@ -209,6 +210,10 @@ def test_tables_fit_a_terminal_and_commands_are_complete(tmp_path: Path) -> None
     assert any("waiting for data" in line and "≤ 1" in line for line in text)
     command = "llmb run -w pretrain_llama3.1 -s 8b --dtype bf16 --gpu-type h100 --scale 8 --synthetic"
     assert any(line.startswith(f"to confirm waiting for data: {command}") for line in text)
+    assert waiting.record
+    other = explain(replace(waiting, record=waiting.record.model_copy(update={"program": "megatron_bridge"})))
+    assert other
+    assert "-s 8b --framework megatron_bridge --dtype" in other.causes[0].confirm
 
 
 def test_the_command_explains_each_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

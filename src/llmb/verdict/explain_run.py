@@ -14,6 +14,7 @@ from llmb.readers.samples.sample_records import GpuUse
 from llmb.runs.analyzed_run import AnalyzedRun
 from llmb.runs.conditions import Difference, Value, definite_differences, differences, rule_of
 from llmb.runs.environment import Environment, GpuState
+from llmb.runs.experiment import ENGINE
 from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import LOCAL
@@ -431,6 +432,8 @@ def _words(run: AnalyzedRun) -> dict[str, str]:
     starts = "submit" if job and job.scheduler != LOCAL else "run"
     file = recipe.config_file
     model = f"--model-config {shlex.quote(file.path)}" if file else f"-w {recipe.workload} -s {recipe.size}"
+    program = run.record.program if run.record else ENGINE
+    model += "" if program == ENGINE else f" --framework {program}"
     options = f"--dtype {recipe.dtype.value} --gpu-type {recipe.gpu_type} --scale {recipe.scale}"
     return {
         "run": str(run.path),
