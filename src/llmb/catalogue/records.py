@@ -175,12 +175,15 @@ class RopeScaling(Record):
     original_max_position: Size
 
 
-Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs", "sigmoid-weighted-outputs"]
+Router = Literal[
+    "sigmoid-scaled-inputs", "softmax-weighted-outputs", "sigmoid-weighted-outputs", "softmax-before-choice"
+]
 """The scores of a token's chosen experts, and what they scale.
 
 ``sigmoid-weighted-outputs`` (DeepSeek-V3): the sigmoids of the chosen logits, normalized, weight the outputs.
 ``sigmoid-scaled-inputs`` (Llama 4): each logit's sigmoid scales the token before its expert.
 ``softmax-weighted-outputs`` (Mixtral): the softmax over the chosen logits weights the outputs of the experts.
+``softmax-before-choice`` (DeepSeek-V2): the softmax over all logits weights the outputs of the chosen experts.
 """
 
 
@@ -215,7 +218,8 @@ class ChunkedAttention(Record):
 class LatentAttention(Record):
     """Multi-head latent attention (DeepSeek-V2): queries, keys and values are projected from latent vectors."""
 
-    query_rank: Size
+    query_rank: Count
+    """0 if queries are projected from the hidden state."""
     key_value_rank: Size
     nope_head_dim: Size
     """Elements of a query or key head without rotary embedding; ``head_dim`` counts these and the rotated ones."""
@@ -249,6 +253,8 @@ class Yarn(Record):
     original_max_position: Size
     beta_fast: Positive
     beta_slow: Positive
+    mscale: Positive = 1.0
+    """Factor of the logarithm of ``factor`` in the scaling of attention scores."""
 
 
 class HybridLayers(Record):
@@ -608,10 +614,8 @@ class Recipe(Record):
         """Describe what llmb's engine lacks for the recipe, and which programs have it; None if it lacks nothing."""
         own = () if self.dtype in ENGINE_DTYPES else (self.dtype.value,)
         lacks = (*own, *self.model.other_names)
-        trains = (
-            "Megatron-Bridge and the reference suite train this recipe, the former by '--framework megatron_bridge'"
-        )
-        programs = f"{trains}, and llmb judges their logs"
+        ours = "Megatron-Bridge or torchtitan may train this recipe ('--framework megatron_bridge' or 'torchtitan')"
+        programs = f"{ours}, and llmb judges logs of other programs"
         if file := self.config_file:
             programs = f"{file.programs or 'no program that llmb starts'} can train models of type {file.model_type}"
         return f"llmb's engine has no {' and no '.join(lacks)}: {programs}" if lacks else None

@@ -68,7 +68,8 @@ def _attention(model: Model) -> int:
 def _attention_matrices(model: Model) -> int:
     if latent := model.latent_attention:
         heads, rotary = model.attention_heads, model.head_dim - latent.nope_head_dim
-        queries = latent.query_rank * (model.hidden_size + heads * model.head_dim)
+        inputs = latent.query_rank or model.hidden_size
+        queries = latent.query_rank * model.hidden_size + inputs * heads * model.head_dim
         keys_and_values = latent.key_value_rank * heads * latent.key_value_dim
         compressed = model.hidden_size * (latent.key_value_rank + rotary)
         return queries + compressed + keys_and_values + heads * latent.value_head_dim * model.hidden_size

@@ -40,7 +40,7 @@ def block_products(
     queries, keys = part.attention_heads * model.head_dim, part.kv_heads * model.head_dim
     if latent := model.latent_attention:
         yield Product("latents", tokens // layout.tp, hidden, latent_features(model))
-        yield Product("query", tokens, latent.query_rank, queries)
+        yield Product("query", tokens, latent.query_rank or hidden, queries)
         yield Product("key_value", tokens, latent.key_value_rank, part.attention_heads * latent.key_value_dim)
         queries = part.attention_heads * latent.value_head_dim
     else:
@@ -114,7 +114,7 @@ class Sizes:
 
     def attention_matrices(self) -> int:
         if latent := self.model.latent_attention:
-            heads = latent.query_rank * self.query
+            heads = (latent.query_rank or self.hidden) * self.query
             heads += latent.key_value_rank * self.part.attention_heads * latent.key_value_dim
             return self.hidden * (self.latents + self.attended) + heads
         return 2 * self.hidden * (self.query + self.key)

@@ -60,7 +60,7 @@ def run_document(run: EndedRun) -> dict[str, Any]:
         **result.document(),
         "window": result.window or plan.window,
         **fields_of(plan, "recipe.expectations", "recipe.expectations_reason", "predicted"),
-        **fields_of(plan, "predicted_reason: recipe.engine_problem"),
+        **fields_of(plan, "predicted_reason: recipe.prediction_problem"),
     }
 
 

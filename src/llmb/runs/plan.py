@@ -240,7 +240,7 @@ def make_plan(
     trains: bool = True,
 ) -> EnginePlan:
     """Make a plan, and check that the engine can train ``recipe`` this way. If ``trains`` is False, the plan is for a
-    prediction, and the model may have parts that the engine lacks.
+    prediction or for another program, and the model may have parts that the engine lacks.
 
     A run that resumes takes seed and training (optimizer, schedule, data) from the checkpoint, except for explicit
     choices and values that an imported checkpoint lacks. Gradients are reduced in the chosen dtype, by default the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a recipe to a model and arguments of torchtitan, and checks that torchtitan supports both.
+"""Converts a recipe to a plan and arguments of torchtitan, and checks that torchtitan supports both.
 
 llmb supports torchtitan 0.2.2 (torchtitan/config/job_config.py). The next version, 0.3.0, has different arguments, and
 calls ``torch.distributed.set_timeout``, which torch 2.13 lacks.
@@ -8,22 +8,21 @@ calls ``torch.distributed.set_timeout``, which torch 2.13 lacks.
 import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmb.base.errors import EnvironmentProblem, UsageError, itemized, pip_install
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.layout_check import stage_sizes
-from llmb.catalogue.records import Dtype, Layout, Model, Recipe
+from llmb.catalogue.records import ENGINE_DTYPES, Dtype, Layout, Model, Recipe
 from llmb.catalogue.resolve import CPU
 from llmb.launch.programs.port import option_text
+from llmb.launch.programs.torchtitan.models import NAME, RELEASE, family_name, family_of, model_problems, trained_recipe
 from llmb.prediction.prediction import TORCHTITAN, predicted_step
 from llmb.readers.samples.host import Device
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices, Fp8Recipe
 from llmb.runs.plan import EnginePlan, make_plan
 
-NAME = "torchtitan"
-RELEASE = "0.2.2"
 TRIED = {RELEASE: ("2.13",)}
 """Versions of torch with which each version of torchtitan was tested."""
 FP8: Fp8Recipe = "current-all"
@@ -71,89 +70,25 @@ def check_versions(titan: str | None, torch: str | None) -> None:
         raise EnvironmentProblem(what, do=f"install torch {TRIED[titan][-1]}")
 
 
-class TitanModel(NamedTuple):
-    """A model for torchtitan: the class of its arguments below ``torchtitan.models.<family>``, and their values."""
-
-    family: str
-    arguments: str
-    values: dict[str, Any]
-    rope_scaling: dict[str, Any] | None = None
-    experts: dict[str, Any] | None = None
-
-
-def titan_model(model: Model, layers: int) -> TitanModel:
-    """Convert ``model`` with ``layers`` layers; it must have no ``model_problems``."""
-    values = {
-        "dim": model.hidden_size,
-        "n_layers": layers,
-        "n_heads": model.attention_heads,
-        "n_kv_heads": model.kv_heads,
-        "vocab_size": model.vocab_size,
-        "norm_eps": model.norm_eps,
-        "rope_theta": model.rope_theta,
-        "max_seq_len": model.max_seq_len,
-    }
-    if model.qk_norm:
-        sizes = {"head_dim": model.head_dim, "hidden_dim": model.ffn_hidden_size}
-        own = {**values, **sizes, "qk_norm": True, "enable_weight_tying": model.tied_embeddings}
-        if model.moe is None:
-            return TitanModel("qwen3", "Qwen3ModelArgs", own)
-        own |= {"moe_enabled": True, "moe_inter_dim": model.moe.ffn_hidden_size}
-        scores = {"score_func": "softmax", "route_norm": True, "route_scale": 1.0, "score_before_experts": False}
-        sizes = {"num_experts": model.moe.experts, "num_shared_experts": 0, "top_k": model.moe.top_k}
-        return TitanModel("qwen3", "Qwen3ModelArgs", own, experts={**sizes, **scores})
-    scaling = model.rope_scaling
-    assert scaling is not None, "model_problems rejects others"
-    frequencies = {
-        "scaling_factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_position,
-    }
-    # The feed-forward size, 8/3 of the hidden size, is rounded up to a multiple, which therefore can set any size.
-    exact: dict[str, float | None] = {"ffn_dim_multiplier": None, "multiple_of": model.ffn_hidden_size}
-    if model.ffn_hidden_size < 8 * model.hidden_size // 3:
-        exact["ffn_dim_multiplier"] = model.ffn_hidden_size / (8 * model.hidden_size // 3)
-    return TitanModel("llama3", "TransformerModelArgs", {**values, **exact}, frequencies)
-
-
-def model_problems(model: Model) -> Iterator[str]:
-    """Describe the parts of a model that neither torchtitan's llama3 nor its qwen3 supports."""
-    llama, moe = model.qk_norm is None, model.moe
-    scores = moe and (moe.router, moe.shared_ffn_hidden_size, moe.interleave)
-    has = {
-        f"norm {model.norm}": model.norm != "rmsnorm",
-        f"mlp {model.mlp}": model.mlp != "swiglu",
-        "biases": model.qkv_bias or model.attention_output_bias or model.mlp_bias,
-        "experts": llama and moe is not None,
-        "other experts": not llama and scores not in (None, ("softmax-weighted-outputs", None, 1)),
-        "parts that llmb's engine lacks": model.other_parts is not None,
-        "chunked attention": model.chunked_attention is not None,
-        "partial rotary embeddings": model.rotary_fraction != 1,
-        "an embedding that is tied to the head": llama and model.tied_embeddings,
-        f"heads of {model.head_dim} elements": llama and model.head_dim * model.attention_heads != model.hidden_size,
-        "unscaled rotary frequencies": llama and model.rope_scaling is None,
-        "norms of query and key with scaled rotary frequencies": not llama and model.rope_scaling is not None,
-    }
-    if parts := [part for part, differs in has.items() if differs]:
-        yield f"{model.model} {model.size} has {', '.join(parts)}, unlike the models that llmb maps to torchtitan's"
-
-
 def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> EnginePlan:
     """Return the plan of a run; raise UsageError with everything that llmb cannot run with torchtitan."""
-    problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices)]
+    problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices, recipe.model)]
     if not problems:
+        recipe = trained_recipe(recipe, choices.parallelism.settled(recipe).dp_sharding)
         forced: dict[str, object] = {"grad_reduce_dtype": "fp32", "keep_logits": True, "resources": False}
         if recipe.capacity_factor and not choices.force_load_balancing:
             forced["capacity_factor"] = 0.0  # it drops no token
         if recipe.dtype is Dtype.FP8:
             forced["fp8_recipe"] = FP8
+        if family_of(recipe.model).in_bf16:
+            forced["compiled"] = False
         device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
-        plan = make_plan(recipe, choices.model_copy(update=forced), device=device)
+        plan = make_plan(recipe, choices.model_copy(update=forced), device=device, trains=False)
         problems = [*_sharding_problems(plan), *_layout_problems(plan), *_fp8_problems(plan)]
     if problems:
         what = f"{NAME} {RELEASE} cannot run this:{itemized(problems)}"
-        raise UsageError(what, do="omit --framework to use llmb's own engine")
+        other = "choose another layout, or another --framework"
+        raise UsageError(what, do=other if recipe.engine_problem else "omit --framework to use llmb's own engine")
     data = DataOrigin(kind="synthetic", name=recipe.training.data)
     origin = Origin(weights=WeightsOrigin(kind="random"), data=data)
     predicted = predicted_step(catalogue, plan, TORCHTITAN)
@@ -165,12 +100,18 @@ def _recipe_problems(recipe: Recipe) -> Iterator[str]:
         yield f"{recipe.workload} fine-tunes, but llmb uses torchtitan only for pre-training"
     if recipe.packing or recipe.training.document_tokens:
         yield "the recipe packs sequences from documents, but llmb passes only whole sequences to torchtitan"
+    if recipe.dtype not in ENGINE_DTYPES:
+        yield f"--dtype is {recipe.dtype}, which llmb does not pass to torchtitan"
+    if recipe.dtype is Dtype.FP32 and family_of(recipe.model).in_bf16:
+        yield f"--dtype is fp32; its {family_name(recipe.model)} holds the parameters of layers in bf16"
     if not recipe.layout.sequence_parallel:
         yield "--no-sequence-parallel is set; it shards sequences whenever TP is above 1"
 
 
-def _choice_problems(choices: Choices) -> Iterator[str]:
+def _choice_problems(choices: Choices, model: Model) -> Iterator[str]:
     default = Choices()
+    if choices.compiled and family_of(model).in_bf16:
+        yield f"--compile is set; it does not compile {family_name(model)}"
     if choices.grad_reduce_dtype == "bf16":
         yield "--grad-reduce-dtype is bf16; it reduces gradients in fp32"
     if choices.fp8_recipe not in (None, FP8):
@@ -209,8 +150,11 @@ def _layout_problems(plan: EnginePlan) -> Iterator[str]:
         yield f"EP is {layout.ep}; it must divide the number of ranks that shard parameters"
     if layout.cp > 1 and plan.device == "cpu":
         yield f"CP is {layout.cp}; on CPUs, torch does not support it"
-    if layout.pp > 1 and recipe.model.qk_norm:
-        yield f"PP is {layout.pp}; its qwen3 does not support pipeline stages"
+    family = family_of(recipe.model)
+    if layout.cp > 1 and not family.has_cp:
+        yield f"CP is {layout.cp}; its {family_name(recipe.model)} does not support context parallelism"
+    if layout.pp > 1 and not family.has_pp:
+        yield f"PP is {layout.pp}; its {family_name(recipe.model)} does not support pipeline stages"
     if layout.pp > 1 and (sizes := stage_sizes(layout)) != titan_stages(layout):
         yield f"the stages have {', '.join(map(str, sizes))} layers; it makes all but the first and the last equal"
 

@@ -2,18 +2,42 @@
 """Replaces functions that do not work on a CPU, so that torchtitan 0.2.2 can train there.
 
 It replaces the name of the device, five functions that ``torch.cpu`` lacks, barriers with device ids, histograms of
-integers, the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs), and FSDP's fused scaling
-and reduction of gradients, which gloo lacks. Models, attention, sharding and optimizer are unchanged. Memory is not
-measured; the log reports 0.
+integers, the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs), FSDP's fused scaling and
+reduction of gradients, which gloo lacks, and the compiled FlexAttention of gpt-oss and DeepSeek-V3, which has no
+backward pass on CPUs. Models, masks, sharding and optimizer are unchanged. Memory is not measured; the log reports 0.
 """
 
 import importlib
+import math
 import types
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.attention import flex_attention
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    block_mask: flex_attention.BlockMask,
+    scale: float,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Compute FlexAttention in fp32 from all scores, with an optional logsumexp, from which gpt-oss applies sinks."""
+    shared = query.shape[1] // key.shape[1] if enable_gqa else 1
+    key, value = (each.float().repeat_interleave(shared, dim=1) for each in (key, value))
+    scores = query.float() @ key.mT * scale
+    queries, keys = scores.shape[-2:]
+    seen = flex_attention.create_mask(block_mask.mask_mod, None, None, queries, keys, device="cpu")
+    scores = scores.masked_fill(~seen, -math.inf)
+    total = scores.logsumexp(dim=-1)
+    result = ((scores - total.unsqueeze(-1)).exp() @ value).to(query.dtype)
+    return (result, total) if return_lse else result
 
 
 def replace_device_functions() -> None:
@@ -47,6 +71,9 @@ def replace_device_functions() -> None:
         set_factor(module, factor)
         module.set_force_sum_reduction_for_comms(True)
 
+    attention: Any = importlib.import_module("torchtitan.models.attention")
+    attention.FlexAttentionWrapper._compiled_flex_attn = staticmethod(attend)
+    attention._compiled_create_block_mask = flex_attention.create_block_mask
     kernels: Any = importlib.import_module("torchtitan.models.moe.kernels")
     kernels.fill_indices_wrapper = kernels.fill_indices_cpu  # both are torchtitan's
     FSDPModule.set_gradient_divide_factor = set_factor_of_sum  # type: ignore[assignment, method-assign]

@@ -13,15 +13,8 @@ from llmb.launch.programs.foreign_log import (
     samples_beside,
 )
 from llmb.launch.programs.port import End, Program, ProgramRequest, ProgramWork, StepProgress, requested_container
-from llmb.launch.programs.torchtitan.arguments import (
-    NAME,
-    RELEASE,
-    check_versions,
-    package_version,
-    titan_arguments,
-    titan_model,
-    titan_plan,
-)
+from llmb.launch.programs.torchtitan.arguments import check_versions, package_version, titan_arguments, titan_plan
+from llmb.launch.programs.torchtitan.models import NAME, RELEASE, titan_model
 from llmb.launch.site.site import Site
 from llmb.readers.logs.formats.torchtitan import FORMAT
 from llmb.readers.samples.host import Device

@@ -26,7 +26,8 @@ from llmb.engine.data.build import build_data
 from llmb.engine.device import local_device
 from llmb.engine.environment import describe_environment
 from llmb.engine.parallel.mesh import Groups, Ranks, connect_ranks, leave_ranks
-from llmb.launch.programs.torchtitan.arguments import NAME, check_versions, package_version, titan_model
+from llmb.launch.programs.torchtitan.arguments import check_versions, package_version
+from llmb.launch.programs.torchtitan.models import NAME, titan_model
 from llmb.launch.programs.torchtitan.on_cpu import replace_device_functions
 from llmb.readers.samples.host import host_name
 from llmb.runs.failure import failure_line
@@ -82,14 +83,30 @@ def register_model(plan: EnginePlan) -> None:
     parts = {"rope_scaling_args": arguments.RoPEScalingArgs(**model.rope_scaling)} if model.rope_scaling else {}
     if model.experts:
         grouped = plan.device == "cuda"  # grouped products do not support fp32
-        parts["moe_args"] = arguments.MoEArgs(**model.experts, use_grouped_mm=grouped)
+        balances = {"_debug_force_load_balance": plan.force_load_balancing}  # gpt_oss ignores the argument for this
+        parts["moe_args"] = arguments.MoEArgs(**model.experts, **balances, use_grouped_mm=grouped)
+    own = family.get_train_spec()
     spec = replace(
-        family.get_train_spec(),
+        own,
+        model_cls=with_router_biases(own.model_cls),
         model_args={plan.recipe.size: getattr(arguments, model.arguments)(**model.values, **parts)},
-        build_tokenizer_fn=None,
+        build_tokenizer_fn=lambda _: object(),  # FlexAttention's masks require one, but no causal mask uses it
         build_dataloader_fn=lambda dp_world_size, dp_rank, **_: Batches(plan, dp_rank),  # noqa: ARG005 (torchtitan's)
     )
     importlib.import_module("torchtitan.protocols.train_spec").register_train_spec(model.family, spec)
+
+
+def with_router_biases(model: type[torch.nn.Module]) -> Any:  # noqa: ANN401 (torchtitan's class)
+    """Return a subclass of ``model`` that starts with router biases of 0; torchtitan 0.2.2 leaves them undefined."""
+
+    class WithBiases(model):  # type: ignore[valid-type, misc]
+        def init_weights(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
+            super().init_weights(*arguments, **named)
+            for name, parameter in self.named_parameters():
+                if name.endswith("router.gate.bias"):
+                    parameter.zero_()
+
+    return WithBiases
 
 
 class Batches:
