@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -378,3 +379,17 @@ def test_the_time_limit_of_a_job(submit: Submit, shell: Client) -> None:
     seen = shell.json("watch", str(job.job_id), "--once")
     assert 0 < seen["time_limit_left_s"] <= 300
     assert (seen["state"], seen["steps_done"], seen["steps_total"]) == ("running", 5, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed: llmb[torchtitan]")
+def test_a_job_of_torchtitan_is_followed_to_its_verdict(client: Client) -> None:
+    words = ("-w", "pretrain_gpt_oss", "-s", "tiny", "--scale", "2", "--framework", "torchtitan", "--steps", "10")
+    run = client.json("submit", *words, "--window", "3-9", "--wait")
+    assert (run["status"], run["steps"], run["step_time_s"]["count"]) == ("success", 10, 7)
+    assert run["loss"]["last"] < run["loss"]["first"] - 0.3
+    assert run["verdict_reason"] == "no published figure: a recipe of llmb itself, without published figures"
+    judged = client.json("judge", run["id"], "--expect", "1000", "--explain")
+    assert judged["verdict"] == "improved"
+    commands = [cause["confirm"] for cause in judged["judged"][0]["explanation"]["not_known"]]
+    assert all("-s tiny --framework torchtitan --dtype bf16" in command for command in commands if "-w" in command)
