@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +122,7 @@ def plan_of(dataset: TrainingDataset, options: argparse.Namespace) -> EnginePlan
 def measure(plan: EnginePlan, pairs: int) -> Found:
     trainee = prepare_trainee(plan, join_alone(plan), varlen=True)
     source = trainee.source
-    premade = Premade(source.step(0)._replace(wait_s=0.0))
+    premade = Premade(replace(source.step(0), wait_s=0.0))
     with_loader, without, waited = [], [], 0.0
     with Loader(source, 0, plan.last_step) as loader:
         for number in range(plan.steps):

@@ -13,7 +13,8 @@ from llmb.base.record import Record, first_problem
 from llmb.readers.samples.samples import read_samples
 from llmb.runs.folder import read_stored
 from llmb.runs.huggingface.model_folder import read_json
-from llmb.runs.steps import read_rank_times, read_steps
+from llmb.runs.rank_times import read_rank_times
+from llmb.runs.steps import read_steps
 
 
 class Inner(Record):

@@ -16,7 +16,7 @@ from llmb.reports.page.charts import BLUE, Line, series_chart
 from llmb.reports.page.render import public_text
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import PredictedStep
-from llmb.runs.steps import RankTimesFile
+from llmb.runs.rank_times import RankTime, RankTimesFile
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\x1b[2J\u202e'
 LOGS = Path(__file__).parents[1] / "readers" / "logs" / "samples"
@@ -304,13 +304,16 @@ def test_a_slow_rank_of_thousands_is_first_of_the_ranks(root: Path, page: Callab
     folder = RunFolder(write_run(runs_below(root), record, times_around(12.0)))
     file = RankTimesFile(folder.rank_times, steps=50, ranks=2304)
     for step in range(50):
-        file.add(step, [1e-3 * (1.05 if rank == 1234 else 1 + rank % 7 / 1000) for rank in range(2304)])
+        file.add(
+            step, [RankTime(0, 0, 1e-3 * (1.05 if rank == 1234 else 1 + rank % 7 / 1000), 0) for rank in range(2304)]
+        )
     file.close()
     html = page()
     head, first, *rest = only(Tables(html).rows, "ranks-", "-data")
-    assert head[:2] + head[4:] == ["rank", "median ms", "in step", "slowest in % of steps"]
-    assert first[:2] + first[4:] == ["1234", "1.05", "0", "100"]
-    assert float(first[2]) == pytest.approx(100 * (1.05 / 1.003 - 1), abs=0.01)
+    assert head == ["rank", "input", "copies", "compute", "other waits", "slowest in % of steps"]
+    assert first[:3] + first[4:] == ["1234", "0", "0", "0", "100"]
+    layout = record.plan.recipe.layout
+    assert float(first[3]) == pytest.approx((1.05 - 1.003) * layout.layers / layout.pp * layout.ga, rel=1e-3)
     assert len(rest) == 99
     assert "rank 1234 is 4.686 % beyond it in a typical step" in html
     assert "a row: the slowest of 36 ranks" in html
@@ -321,10 +324,11 @@ def test_a_slow_rank_of_thousands_is_first_of_the_ranks(root: Path, page: Callab
 def test_times_of_other_ranks_are_not_drawn(root: Path, page: Callable[..., str]) -> None:
     folder = RunFolder(write_run(runs_below(root), gpu_record(), times_around(12.0)))
     assert "<b>No ranks</b>: the times of single ranks were not recorded" in page()
-    folder.rank_times.write_text('{"first_step":0,"last_step":0,"layer_us":[1.0,2.0]}\n')
-    assert "<b>No ranks</b>: their times do not match the run&#39;s 8 ranks" in page()
+    two = '{"first_step":0,"last_step":0,"input_us":[0,0],"copy_us":[0,0],"layer_us":[1.0,2.0],"wait_us":[0,0]}'
+    folder.rank_times.write_text(two + "\n")
+    assert "<b>No ranks</b>: the recorded times do not match the run&#39;s 8 ranks" in page()
     folder.rank_times.write_text('{"first_step":0,"last_step":0,"layer_us":[NaN]}\n{}')
-    assert "<b>No ranks</b>: their times cannot be read" in page()
+    assert "<b>No ranks</b>: the times of its ranks cannot be read" in page()
 
 
 @pytest.mark.parametrize(("form", "first"), [("svg", b"<svg "), ("png", b"\x89PNG")])

@@ -125,11 +125,14 @@ def test_layers_are_timed_in_the_first_micro_batch_only(tiny_plan: MakePlan, gro
         (pending,) = reader.pending
         ((first, second),) = pending.layers
         layers_s = first[1].seconds_since(first[0]) + second[1].seconds_since(second[0])
-        ((step, *_),) = reader.read(all_steps=False)
-        assert step.layer_s_max == step.layer_s_median == pytest.approx(layers_s / 2)
-        assert step.slowest_layer_rank == 0
+        ((step, _, (own,)),) = reader.read(all_steps=False)
+        assert step.layer_s_median == own.layer_s == pytest.approx(layers_s / 2)
+        assert own.input_s == pending.wait_s
+        (copied, *_) = (ended.seconds_since(began) for began, ended in pending.copies)
+        assert own.copy_s >= copied > 0
         lasted_s = second[1].seconds_since(pending.began)
-        assert step.outside_layers_s == pytest.approx(lasted_s - layers_s - pending.wait_s, abs=1e-6)
+        others_s = lasted_s - layers_s - pending.wait_s - copied
+        assert step.outside_layers_s == own.wait_s == pytest.approx(others_s, abs=1e-6)
 
 
 def test_what_happens_between_two_steps_is_a_pause(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
@@ -216,7 +219,7 @@ def batches(count: int, made: list[int]) -> Iterator[MicroBatch]:
 
 def test_on_a_cpu_batches_are_made_when_they_are_needed() -> None:
     made: list[int] = []
-    taken = on_device(batches(3, made), torch.device("cpu"))
+    taken = on_device(batches(3, made), torch.device("cpu"), [])
     assert made == []
     assert [(int(batch.tokens[0, 0]), list(made)) for batch in taken] == [(0, [0]), (1, [0, 1]), (2, [0, 1, 2])]
 
@@ -226,7 +229,7 @@ def test_on_a_cpu_batches_are_made_when_they_are_needed() -> None:
 def test_on_a_gpu_batches_are_made_and_copied_one_ahead(needs: Callable[..., None], count: int) -> None:
     needs("gpu", torch.cuda.is_available(), "no CUDA device is visible to torch")
     made: list[int] = []
-    for number, batch in enumerate(on_device(batches(count, made), GPU)):
+    for number, batch in enumerate(on_device(batches(count, made), GPU, [])):
         assert len(made) == min(number + 2, count)
         assert batch.tokens.device == batch.labels.device == GPU
         assert batch.tokens.tolist() == [[number] * 4]

@@ -21,11 +21,12 @@ class Slow:
     step: every step takes longer. pace: steps last ``ms`` on the average, if they need no more: one that was held up is
     followed by shorter ones, so that all runs last the same on a busy machine, too.
     compute: the layers take longer, by ``ms`` a step, as on a slow GPU. loader: a step's data take longer to prepare.
+    copy: so does each micro-batch's copy to the device. between: the host pauses after every layer.
     disk: every save takes longer. link: no more than ``bytes_per_s`` a connection. sampled: a step lasts until its node
     was sampled another time, however late that is on a busy machine.
     """
 
-    what: Literal["step", "pace", "compute", "loader", "disk", "link", "sampled"]
+    what: Literal["step", "pace", "compute", "loader", "copy", "between", "disk", "link", "sampled"]
     ms: float = 0
     pct: float = 0
     rank: int | None = None

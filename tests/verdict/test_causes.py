@@ -8,7 +8,11 @@ import pytest
 from fake_steps import step_of
 from verdict_samples import run_with_times
 
+from llmb.base.missing import Missing
+from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.readers.profiles.breakdown import CollectiveTime, StepBreakdown
+from llmb.runs.rank_times import Excess, RankTime, RankTimes, rank_excess
 from llmb.runs.result import Condition, Reference
 from llmb.runs.steps import ExpertLoad, Step
 from llmb.verdict.causes import Evidence, ExpertWork, ReferenceEvidence, Throttle, Work, cause_rules
@@ -22,18 +26,40 @@ WORDS = {
     "size": "s",
     "gpu_type": "h100",
 }
-WORK = Work(ranks=4, on_gpu=False, layer_passes=16, comparable_layers=True, recompute="none")
+SIZES = Overrides(layers=8, gbs=8, mbs=1)
+LAYOUT = resolve(
+    Catalogue(), Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=4, overrides=SIZES)
+).layout
+NAMES = ("input_us", "copy_us", "layer_us", "wait_us")
+WORK = Work(ranks=4, on_gpu=False, layer_passes=16, recompute="none")
 
 
 def step(number: int, **values: Any) -> Step:
-    return step_of(number, **{"slowest_layer_rank": number % 4, **values})
+    return step_of(number, **values)
 
 
-def evidence(work: Work = WORK, *, count: int = 8, **values: Any) -> Evidence:
-    """Of a run without anything slow in it, but for ``values`` of every step."""
+def ranks(rank: int = 2, *, layer_s: float = 0.01, input_s: float = 0.0, turns: bool = False, count: int = 8) -> Excess:
+    """Four ranks, one of which is slower; with ``turns``, each in its turn."""
+    own = RankTime(input_s, 0.0, layer_s, 0.0)
+    steps = [[RankTime(0.0, 0.0, 0.01, 0.0)] * 4 for _ in range(count)]
+    for number, step in enumerate(steps):
+        step[number % 4 if turns else rank] = own
+    parts = [[tuple(1e6 * one for one in part) for part in zip(*step, strict=True)] for step in steps]
+    lines = [
+        RankTimes(first_step=number, last_step=number, **dict(zip(NAMES, of_step, strict=True)))
+        for number, of_step in enumerate(parts)
+    ]
+    found = rank_excess(lines, LAYOUT, same_layers=True)
+    assert isinstance(found, Excess)
+    return found
+
+
+def evidence(work: Work = WORK, *, count: int = 8, slow: Excess | Missing | None = None, **values: Any) -> Evidence:
+    """Of a run without anything slow in it, but for ``values`` of every step and the ``slow`` rank."""
     steps = [step(number, **values) for number in range(count)]
     run = run_with_times([1.0], step_times_s=[1.0 + number % 2 / 1000 for number in range(20)])
-    return Evidence(run=run, steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count))
+    times = ranks(layer_s=0.01) if slow is None else slow
+    return Evidence(run=run, steps=steps, work=work, ranks=times, node_of={2: "node7"}, trained_s=float(count))
 
 
 def differs(key: str, own: str, other: str) -> Condition:
@@ -89,7 +115,7 @@ def test_the_network_is_named_before_other_work() -> None:
     assert (first.name, first.share_s) == ("network", pytest.approx(0.5))
 
 
-SLOW_RANK = {"layer_s_max": 0.02, "slowest_layer_rank": 2}
+SLOW_RANK = {"slow": ranks(layer_s=0.02)}
 
 
 @pytest.mark.parametrize(
@@ -155,18 +181,24 @@ def test_the_slow_rank_is_named_with_its_node() -> None:
     assert "--profile-ranks 0-3" in found.confirm
 
 
+def test_what_the_slow_rank_alone_waits_for_is_no_wait_of_all() -> None:
+    found = explained(evidence(slow=ranks(input_s=0.3), data_wait_s=0.3))
+    assert [(cause.name, cause.share_s) for cause in found.causes] == [("slow_rank", pytest.approx(0.3))]
+    assert found.causes[0].evidence[0].endswith("the slowest in 8 of 8 steps; beyond the median rank: input 300.0 ms")
+
+
 def test_ranks_that_take_turns_in_being_slowest_are_no_slow_rank() -> None:
-    assert names(explained(evidence(layer_s_max=0.02))) == []
+    assert names(explained(evidence(slow=ranks(layer_s=0.02, turns=True)))) == []
 
 
 def test_a_rank_hardly_slower_than_the_others_is_no_slow_rank() -> None:
     least = 0.01 * (1 + cause_rules().slower_layer_pct.value / 100)
-    assert names(explained(evidence(layer_s_max=least * 0.999, slowest_layer_rank=2))) == []
-    assert names(explained(evidence(layer_s_max=least * 1.3, slowest_layer_rank=2))) == ["slow_rank"]
+    assert names(explained(evidence(slow=ranks(layer_s=least * 0.999)))) == []
+    assert names(explained(evidence(slow=ranks(layer_s=least * 1.3)))) == ["slow_rank"]
 
 
 def test_layers_that_cannot_be_compared_name_no_rank() -> None:
-    found = explained(evidence(replace(WORK, comparable_layers=False), **SLOW_RANK))
+    found = explained(evidence(slow=Missing("its ranks cannot be compared")))
     assert names(found) == []
     assert [unknown.name for unknown in found.not_known] == ["slow_rank"]
 

@@ -26,6 +26,7 @@ from llmb.reports.verdict_report import explanation_tables
 from llmb.runs.analyzed_run import AnalyzedRun, RunSet
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
+from llmb.runs.rank_times import RankTime, RankTimesFile
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.result import Reference, Verdict
 from llmb.runs.steps import read_steps, step_to_json
@@ -34,15 +35,7 @@ from llmb.verdict.explain_run import Explanation, explain, explain_judged
 from llmb.verdict.judge_run import judge_against
 from llmb.verdict.judgement import without_reference
 
-QUIET = {
-    "data_wait_s": 0.0,
-    "pause_s": 0.0,
-    "host_ahead_s": 5.0,
-    "layer_s_median": 0.01,
-    "layer_s_max": 0.01,
-    "slowest_layer_rank": 0,
-    "outside_layers_s": 0.0,
-}
+QUIET = {"data_wait_s": 0.0, "pause_s": 0.0, "host_ahead_s": 5.0, "layer_s_median": 0.01, "outside_layers_s": 0.0}
 MEAN_S = 13.15
 UNJUDGED = without_reference("not comparable", "nothing to compare with")
 
@@ -66,7 +59,12 @@ def lines(explanation: Explanation) -> list[str]:
 
 def test_the_slow_rank_is_named_with_the_node_that_it_is_on(tmp_path: Path) -> None:
     record = gpu_record(scale=16, nodes=("node1", "node2"))
-    found = explain(run(tmp_path, record, layer_s_max=0.02, slowest_layer_rank=11))
+    slow = run(tmp_path, record)
+    file = RankTimesFile(RunFolder(slow.path).rank_times, steps=50, ranks=16)
+    for step in range(50):
+        file.add(step, [RankTime(0.0, 0.0, 0.02 if rank == 11 else 0.01, 0.0) for rank in range(16)])
+    file.close()
+    found = explain(slow)
     assert found
     layout = record.plan.recipe.layout
     assert shares(found)["slow_rank"] == pytest.approx(0.01 * layout.layers / layout.pp * layout.ga)

@@ -175,7 +175,7 @@ def _print(name: str, *, only_path: bool, as_json: bool) -> None:
 STORED = {
     "run.json": ("llmb.runs.record:RunRecord",),
     "metrics.jsonl": ("llmb.runs.steps:Step",),
-    "rank_times.jsonl": ("llmb.runs.steps:RankTimes",),
+    "rank_times.jsonl": ("llmb.runs.rank_times:RankTimes",),
     "job.json": ("llmb.runs.record:SubmittedJob",),
     "job_spec.json": ("llmb.launch.jobspec.spec:JobSpec",),
     "job_end.json": ("llmb.runs.record:JobEnd",),

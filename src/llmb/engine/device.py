@@ -44,6 +44,9 @@ class Moment:
         return self.time_s - earlier.time_s
 
 
+Span = tuple[Moment, Moment]
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until all work queued on a GPU is done."""
     if device.type == "cuda":

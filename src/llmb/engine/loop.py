@@ -40,7 +40,8 @@ from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.rank_account import GIB
-from llmb.runs.steps import RankTimesFile, Step, step_to_json
+from llmb.runs.rank_times import RankTimesFile
+from llmb.runs.steps import Step, step_to_json
 
 
 class Reporter:
@@ -71,7 +72,7 @@ class Reporter:
         sys.stdout.flush()
         self.stream.write(step_to_json(step) + "\n")
         if self.rank_times:
-            self.rank_times.add(step.step, known.layer_s)
+            self.rank_times.add(step.step, known.ranks)
 
     def _print(self, step: Step, loss: float, memory: Memory) -> None:
         recipe = self.plan.recipe
@@ -199,7 +200,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         labels = torch.full((), data.figures.counted_labels, dtype=torch.float64, device=ranks.device)
         dist.all_reduce(labels, group=ranks.mesh.get_group("dp"))
         count = (labels / (layout.ga * layout.dp * layout.cp)).float()
-    batches = on_device(data.batches, ranks.device)
+    batches = on_device(data.batches, ranks.device, data.copies)
     if reduction := passes.stages[0].reduction:
         reduction.begin_step(layout.ga)
     with fp8_step(passes.stages, number) if plan.fp8_recipe else nullcontext():

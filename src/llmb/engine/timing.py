@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmb.engine.data.batches import Figures, StepData
-from llmb.engine.device import Memory, Moment, memory
+from llmb.engine.device import Memory, Moment, Span, memory
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import MoELayer, Router, count_choices
 from llmb.engine.optimizer import learning_rate
@@ -36,16 +36,16 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.rendezvous import Hosts, all_gather, ranks_of_node
 from llmb.runs.folder import write_atomically
 from llmb.runs.plan import Plan
+from llmb.runs.rank_times import RankTime
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
-
-Span = tuple[Moment, Moment]
 
 
 class LayerSeconds(NamedTuple):
-    """A rank's forward seconds in a step. layer_s: mean per layer. outside_s: before the first and between layers."""
+    """A rank's forward seconds in a step. layer_s: mean per layer. before_s: before the first. between_s: the gaps."""
 
     layer_s: float
-    outside_s: float
+    before_s: float
+    between_s: float
 
 
 class LayerTimes:
@@ -78,7 +78,7 @@ def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
     own = [ended.seconds_since(start) for spans in stages for start, ended in spans]
     first = [spans[0][0].seconds_since(began) for spans in stages if spans]
     waits = [later[0].seconds_since(earlier[1]) for spans in stages for earlier, later in pairwise(spans)]
-    return LayerSeconds(sum(own) / max(len(own), 1), min(first, default=0.0) + sum(waits))
+    return LayerSeconds(sum(own) / max(len(own), 1), min(first, default=0.0), sum(waits))
 
 
 class ExpertLoadCounter:
@@ -193,6 +193,16 @@ class PendingStep:
     wait_s: float
     pause_s: float
     layers: Sequence[Sequence[Span]]
+    copies: Sequence[Span]
+
+
+def rank_time(pending: PendingStep) -> RankTime:
+    """Return the parts of this rank's step; the host waits for data while the device still works, or before a layer."""
+    layers = seconds_of(pending.layers, pending.began)
+    copies = [ended.seconds_since(began) for began, ended in pending.copies]
+    input_s = min(pending.wait_s, layers.before_s)
+    wait_s = layers.before_s - input_s - sum(copies[:1]) + layers.between_s
+    return RankTime(input_s, sum(copies), layers.layer_s, max(0.0, wait_s))
 
 
 class RankStep(NamedTuple):
@@ -206,6 +216,8 @@ class RankStep(NamedTuple):
     wait_s: float
     pause_s: float
     ahead_s: float
+    input_s: float
+    copy_s: float
     layer_s: float
     outside_s: float
     tokens: float
@@ -215,11 +227,11 @@ class RankStep(NamedTuple):
 
 
 class CompleteStep(NamedTuple):
-    """A step with the values of all ranks. memory: of this rank. layer_s: of each rank."""
+    """A step with the values of all ranks. memory: of this rank. ranks: of each rank."""
 
     step: Step
     memory: Memory
-    layer_s: Sequence[float]
+    ranks: Sequence[RankTime]
 
 
 class StepReader:
@@ -251,7 +263,7 @@ class StepReader:
         parts = [torch.stack((torch.zeros_like(norm) if loss is None else loss, norm)), load, fp8]
         values = torch.cat([part for part in parts if part is not None]).to("cpu", non_blocking=True)
         ended, used = Moment(self.ranks.device), memory(self.ranks.device)
-        of_host = (data.figures, data.wait_s, self.pause_s, self.layers.spans)
+        of_host = (data.figures, data.wait_s, self.pause_s, self.layers.spans, data.copies)
         self.pending.append(
             PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used, *of_host)
         )
@@ -270,13 +282,11 @@ class StepReader:
         ahead_s = time.perf_counter() - asked_s
         loss, norm, *counts = pending.values.tolist()
         load, fp8 = (counts[:-2], counts[-2:]) if self.plan.fp8_recipe else (counts, None)
-        layers, step_s = seconds_of(pending.layers, pending.began), pending.ended.seconds_since(pending.began)
-        outside_s = max(0.0, layers.outside_s - pending.wait_s)
+        step_s, own = pending.ended.seconds_since(pending.began), rank_time(pending)
         waits = pending.wait_s, pending.pause_s, ahead_s
-        values = pending.has_loss, loss, norm, step_s, pending.memory.peak_bytes, *waits, layers.layer_s, outside_s
+        values = pending.has_loss, loss, norm, step_s, pending.memory.peak_bytes, *waits, *own
         ranks, recipe = self._exchange(RankStep(*values, *pending.figures)), self.plan.recipe
         times, peaks = [rank.step_s for rank in ranks], [rank.peak_bytes for rank in ranks]
-        layer_times = [rank.layer_s for rank in ranks]
         # Ranks that have the same samples have the same figures. One that is alone has only its own.
         alone, dp = self.ranks.alone, recipe.layout.dp
         copies, shares, first = (1, dp, self.ranks.rank) if alone else (len(ranks) // dp, 1, 0)
@@ -297,9 +307,7 @@ class StepReader:
             data_wait_s=max(rank.wait_s for rank in ranks),
             pause_s=max(rank.pause_s for rank in ranks),
             host_ahead_s=min(rank.ahead_s for rank in ranks) if self.queues else None,
-            layer_s_median=statistics.median_low(layer_times),
-            layer_s_max=max(layer_times),
-            slowest_layer_rank=first + layer_times.index(max(layer_times)),
+            layer_s_median=statistics.median_low(rank.layer_s for rank in ranks),
             outside_layers_s=min(rank.outside_s for rank in ranks),
             ended_s=round(seen_s if self.queues else time.time(), 4),
             peak_memory_bytes=int(max(peaks)),
@@ -312,7 +320,8 @@ class StepReader:
             expert_load=expert_load(load),
             fp8=Fp8Counts(saturated_tensors=int(fp8[0]), not_finite_tensors=int(fp8[1])) if fp8 else None,
         )
-        return CompleteStep(step, pending.memory, layer_times)
+        rank_times = [RankTime(rank.input_s, rank.copy_s, rank.layer_s, rank.outside_s) for rank in ranks]
+        return CompleteStep(step, pending.memory, rank_times)
 
     def _exchange(self, mine: RankStep) -> list[RankStep]:
         if self.ranks.world_size == 1 or self.ranks.alone:

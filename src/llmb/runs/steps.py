@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``metrics.jsonl``: one JSON object per step, in full precision, readable while it is written.
-
-``rank_times.jsonl`` has each rank's forward time of a layer by step, or in a long run by group of steps.
-"""
+"""``metrics.jsonl``: one JSON object per step, in full precision, readable while it is written."""
 
 import json
 import math
@@ -12,9 +9,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from io import DEFAULT_BUFFER_SIZE
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import FiniteFloat, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from llmb.base.input_files import MOST_VALUES_IN_LINE, check_values, open_regular, read_regular
@@ -82,8 +79,6 @@ class Step:
     """The time between the previous step and this one, on the rank where it was longest: logging, saving."""
     layer_s_median: float
     """Median over all ranks of a layer's mean forward time in the first micro-batch."""
-    layer_s_max: float
-    slowest_layer_rank: int
     outside_layers_s: float
     """The shortest time of all ranks before and between layers in the first micro-batch, without the wait for data."""
     ended_s: float
@@ -229,62 +224,3 @@ class StepFollower:
                     where = f"{self.path}, byte {self.offset - len(line)}"
                     raise BrokenRecord("the line is not a complete step", where=where) from error
                 yield StepNews(step.step, step.step_time_s, step.loss, step.grad_norm, profiled=step.profiled)
-
-
-MOST_VALUES = 1 << 20
-"""About 8 MB; with up to 20,000 ranks, each of 50 steps has a line of its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimes:
-    """The mean forward time of a layer on each rank in a step, in microseconds; see ``Step.layer_s_median``."""
-
-    first_step: int
-    last_step: int
-    """In a long run, the last step of a group; each value is then the longest of the group."""
-    layer_us: tuple[FiniteFloat, ...]
-
-
-class RankTimesFile:
-    """Writes the rank times of a run of ``steps`` steps; appends to those of earlier attempts."""
-
-    def __init__(self, path: Path, steps: int, ranks: int) -> None:
-        self.steps_a_line = max(1, math.ceil(steps * ranks / MOST_VALUES))
-        self.stream: TextIO = path.open("a", buffering=1)
-        self.pending: RankTimes | None = None
-
-    def close(self) -> None:
-        self._write()
-        self.stream.close()
-
-    def add(self, step: int, layer_s: Sequence[float]) -> None:
-        layer_us = tuple(round(1e6 * seconds, 1) for seconds in layer_s)
-        if self.pending:
-            layer_us = tuple(map(max, self.pending.layer_us, layer_us))
-        first = self.pending.first_step if self.pending else step
-        self.pending = RankTimes(first_step=first, last_step=step, layer_us=layer_us)
-        if (step + 1) % self.steps_a_line == 0:
-            self._write()
-
-    def _write(self) -> None:
-        if self.pending:
-            self.stream.write(json.dumps(asdict(self.pending), separators=(",", ":")) + "\n")
-        self.pending = None
-
-
-def read_rank_times(path: Path) -> list[RankTimes]:
-    """Return the rank times sorted by step, each from the last attempt that trained the step; empty if no file exists.
-
-    Raise BrokenRecord as ``read_steps`` does, OSError if the file cannot be read.
-    """
-    times: list[RankTimes] = []
-    for line in read_lines(path, _rank_times_adapter().validate_json):
-        while times and times[-1].last_step >= line.first_step:
-            times.pop()
-        times.append(line)
-    return times
-
-
-@cache
-def _rank_times_adapter() -> TypeAdapter[RankTimes]:
-    return TypeAdapter(RankTimes)

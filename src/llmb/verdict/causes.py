@@ -6,7 +6,6 @@ A finder returns the cause, None if the evidence excludes it, or Missing with th
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -21,6 +20,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.readers.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.readers.profiles.breakdown import StepBreakdown
 from llmb.runs.analyzed_run import AnalyzedRun
+from llmb.runs.rank_times import Excess, Straggler
 from llmb.runs.result import MACHINE_FAULT, NETWORK_FAULT, OTHER_WORK, UNLIKE_NODES, Condition, Reference
 from llmb.runs.steps import Step
 
@@ -113,8 +113,6 @@ class Work:
     on_gpu: bool
     layer_passes: float
     """Number of forward passes of layers per step: layers of a rank times micro-batches."""
-    comparable_layers: bool
-    """True if the layers of all ranks should take the same time."""
     shared_by: int = 1
     """Number of ranks that compute each layer together, and so wait for each other within a layer."""
     recompute: str | None = None
@@ -145,6 +143,9 @@ class Throttle:
         return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)
 
 
+NO_RANKS = Missing("the times of single ranks were not recorded")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All facts about one run. ``steps`` are those of its window, in order, without profiled steps."""
@@ -154,6 +155,8 @@ class Evidence:
     steps: Sequence[Step] = ()
     work: Work | None = None
     """None for a run with only a log."""
+    ranks: Excess | Missing = NO_RANKS
+    """The times of ranks in the same steps; Missing also if they cannot be compared."""
     trace: StepBreakdown | None = None
     node_of: Mapping[int, str] = field(default_factory=dict)
     """The node of each rank."""
@@ -211,32 +214,42 @@ def _fault(run: Evidence, key: str) -> CauseShare | None:
     return CauseShare(share_s=None, evidence=texts) if texts else None
 
 
+PARTS = ("input", "copies to the GPU", "compute", "other waits")
+"""Names of the fields of ``RankExcess``."""
+SMALLEST_PART = 0.01
+
+
+def _straggler(run: Evidence) -> Straggler | None:
+    rules = cause_rules()
+    shares = rules.same_rank_pct.value / 100, rules.slower_layer_pct.value / 100
+    return None if isinstance(run.ranks, Missing) else run.ranks.straggler(*shares)
+
+
 def slow_rank(run: Evidence) -> CauseShare | Missing | None:
-    """Find the rank that all others wait for: the one with the slowest layers."""
+    """Find the rank that all others wait for, and the part of its step that takes longer."""
     work = run.work
     if work and work.ranks == 1:
         return None
-    timed = [(step.slowest_layer_rank, step.layer_s_max, step.layer_s_median) for step in run.steps]
-    if not work or not timed:
+    if not work:
         return Missing(NO_STEPS)
-    if not work.comparable_layers:
-        return Missing("the run's pipeline stages have different layers, whose times cannot be compared")
-    rank, times = Counter(rank for rank, _, _ in timed).most_common(1)[0]
-    excess_s = median([most - middle if own == rank else 0.0 for own, most, middle in timed])
-    usual_s = median([middle for _, _, middle in timed])
-    rules = cause_rules()
-    if times < len(timed) * rules.same_rank_pct.value / 100 or excess_s < usual_s * rules.slower_layer_pct.value / 100:
+    if isinstance(run.ranks, Missing):
+        return run.ranks
+    found = _straggler(run)
+    if found is None:
         return None
-    node = f" on {run.node_of[rank]}" if rank in run.node_of else ""
+    node = f" on {run.node_of[found.rank]}" if found.rank in run.node_of else ""
     together = f"{work.shared_by} ranks compute its layers together: any of them may be the slow one"
+    total_s = sum(found.excess)
+    parts = [(name, value) for name, value in zip(PARTS, found.excess, strict=True) if value >= SMALLEST_PART * total_s]
+    longer = ", ".join(f"{name} {_ms(value)}" for name, value in parts)
     return CauseShare(
-        share_s=excess_s * work.layer_passes,
+        share_s=total_s,
         bound="at least",
         evidence=(
-            f"rank {rank}{node} is the slowest in {times} of {len(timed)} steps: a layer's forward pass takes "
-            f"{_ms(usual_s + excess_s)}, {_ms(usual_s)} on the median rank",
+            f"rank {found.rank}{node} is the slowest in {found.lines} of {len(run.ranks.parts_s)} steps; beyond the "
+            f"median rank: {longer}",
             *([together] if work.shared_by > 1 else []),
-            "only forward passes are timed; backward passes of a slow rank are also slower",
+            "of compute only forward passes are timed; backward passes of a slow rank are also slower",
         ),
     )
 
@@ -280,6 +293,9 @@ def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
         return Missing("no step was traced")
     if host_is_late(run):
         return Missing("no step was traced, and the GPU also waits for the host")
+    slow = _straggler(run)
+    if slow and slow.excess.wait_s == max(slow.excess):
+        return Missing(f"no step was traced, and between layers other ranks may wait for rank {slow.rank}")
     return CauseShare(
         share_s=median(outside),
         bound="at least",
@@ -294,8 +310,8 @@ def _traced_communication(run: Evidence) -> CauseShare | None:
     trace = run.trace
     assert trace
     part = trace.communication_exposed_s / trace.duration_s
-    slow = slow_rank(run)
-    waited_s = slow.share_s or 0.0 if isinstance(slow, CauseShare) and trace.rank != _slowest(run) else 0.0
+    slow = _straggler(run)
+    waited_s = sum(slow.excess) if slow and trace.rank != slow.rank else 0.0
     longest = sorted(trace.collectives, key=lambda item: -item.exposed_s)[:2]
     kinds = ", ".join(
         f"{item.kind.replace('_', '-')}{f' of {item.group}' if item.group else ''} {_ms(item.exposed_s)}"
@@ -310,11 +326,6 @@ def _traced_communication(run: Evidence) -> CauseShare | None:
             *(["without the time that this rank waits for the slow rank"] if waited_s else []),
         ),
     )
-
-
-def _slowest(run: Evidence) -> int | None:
-    ranks = [step.slowest_layer_rank for step in run.steps]
-    return Counter(ranks).most_common(1)[0][0] if ranks else None
 
 
 def host_is_late(run: Evidence) -> bool:
@@ -344,10 +355,15 @@ def data_bound(run: Evidence) -> CauseShare | Missing | None:
     on_gpu = run.work is not None and run.work.on_gpu
     if on_gpu and not host_is_late(run):
         return None  # the host waits for data while the GPU still has work
+    slow = _straggler(run)
+    alone_s = max(0.0, slow.excess.input_s) if slow else 0.0
     return CauseShare(
-        share_s=fmean(waits),
+        share_s=max(0.0, fmean(waits) - alone_s),
         bound="at most" if on_gpu else "about",
-        evidence=(f"a step waits {_ms(fmean(waits))} for its data, on the rank that waits longest",),
+        evidence=(
+            f"a step waits {_ms(fmean(waits))} for its data, on the rank that waits longest",
+            *([f"without {_ms(alone_s)} of the slow rank alone"] if alone_s else []),
+        ),
     )
 
 

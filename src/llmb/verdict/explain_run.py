@@ -17,6 +17,7 @@ from llmb.runs.environment import Environment, GpuState
 from llmb.runs.experiment import ENGINE
 from llmb.runs.folder import BrokenRecord, RunFolder
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.rank_times import read_excess
 from llmb.runs.record import LOCAL
 from llmb.runs.result import Condition, Reference, Result, Verdict
 from llmb.runs.steps import Step, read_steps
@@ -282,6 +283,7 @@ def _evidence(run: AnalyzedRun, steps: Sequence[Step]) -> Evidence:
         run=run,
         steps=inside,
         work=work_of(run.record.plan),
+        ranks=read_excess(RunFolder(run.path).rank_times, run.record.plan.recipe, {step.step for step in inside}),
         trace=_trace(RunFolder(run.path)),
         node_of=node_of_ranks(environment) if environment else {},
         throttled=_throttled(environment, run.record.result) if environment else None,
@@ -308,7 +310,6 @@ def work_of(plan: Plan) -> Work:
         ranks=layout.gpus,
         on_gpu=plan.device == "cuda",
         layer_passes=layout.layers / layout.pp * layout.ga,
-        comparable_layers=layout.pp == 1 or model.moe is None,
         shared_by=layout.gpus // layout.pp // layout.dp * (layout.ep if model.moe else 1),
         recompute=plan.recompute if isinstance(plan, EnginePlan) else None,
         saves=plan.checkpoint_interval is not None,

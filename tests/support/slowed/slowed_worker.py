@@ -115,6 +115,19 @@ def slow_loader(item: dict[str, Any]) -> None:
     wrap(RankData, "step", lambda *call: timed(item, 1, *call))
 
 
+def slow_copy(item: dict[str, Any]) -> None:
+    from llmb.engine.data import batches
+
+    wrap(batches, "moved", lambda *call: timed(item, 1, *call))
+
+
+def slow_between(item: dict[str, Any]) -> None:
+    """As a host that is late between two layers, which no part of the engine accounts for."""
+    from llmb.engine.model import decoder
+
+    wrap(decoder.Block, "forward", lambda *call: timed(item, 1, *call))
+
+
 def slow_disk(item: dict[str, Any]) -> None:
     from llmb.engine.checkpoint import save
 
@@ -168,6 +181,8 @@ PATCHES = {
     "pace": paced_step,
     "compute": slow_compute,
     "loader": slow_loader,
+    "copy": slow_copy,
+    "between": slow_between,
     "disk": slow_disk,
     "link": slow_link,
     "sampled": sampled_step,

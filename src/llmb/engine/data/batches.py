@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from llmb.catalogue.records import Layout
+from llmb.engine.device import Moment, Span
 from llmb.engine.model.attention import DocumentSegments, document_segments
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.context_parallel import rank_ranges
@@ -60,13 +61,18 @@ def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[ra
         yield range(first, first + layout.mbs)
 
 
-def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
+def on_device(batches: Iterable[MicroBatch], device: torch.device, copies: list[Span]) -> Iterator[MicroBatch]:
     """Yield the micro-batches on ``device``; start to copy each to a GPU before yielding the previous one.
 
-    Copies use a separate stream, so that they do not wait for work queued on the GPU.
+    Copies use a separate stream, so that they do not wait for work queued on the GPU. The time that the device waits
+    for each is added to ``copies``.
     """
     if device.type != "cuda":
-        yield from batches
+        for batch in batches:
+            began = Moment(device)
+            copy = moved(batch, device)
+            copies.append((began, Moment(device)))
+            yield copy
         return
     stream = copy_stream(device)
     ahead = None
@@ -74,10 +80,10 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[M
         with torch.cuda.stream(stream):
             coming = moved(batch, device)
         if ahead is not None:
-            yield _ready(ahead, stream)
+            yield _ready(ahead, stream, copies)
         ahead = coming
     if ahead is not None:
-        yield _ready(ahead, stream)
+        yield _ready(ahead, stream, copies)
 
 
 @cache
@@ -98,10 +104,12 @@ def moved(parts: Parts, device: torch.device) -> Parts:
     return copies
 
 
-def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
+def _ready(batch: MicroBatch, stream: torch.cuda.Stream, copies: list[Span]) -> MicroBatch:
     """Make the current stream wait for the copy, and the allocator keep the memory while that stream uses it."""
     current = torch.cuda.current_stream()
+    began = Moment(current.device)
     current.wait_stream(stream)
+    copies.append((began, Moment(current.device)))
     for part in tree_leaves(batch):
         if isinstance(part, Tensor):
             part.record_stream(current)
@@ -123,15 +131,16 @@ class Figures(NamedTuple):
     chunked_sum_of_squares: int
 
 
-class StepData(NamedTuple):
-    """This rank's micro-batches of a step, on the host, and their ``Figures``.
-
-    wait_s: the seconds for which training waited for the micro-batches.
-    """
+@dataclass(frozen=True, slots=True)
+class StepData:
+    """This rank's micro-batches of a step, on the host, and their ``Figures``."""
 
     figures: Figures
     batches: Sequence[MicroBatch]
     wait_s: float = 0.0
+    """Seconds for which training waited for the micro-batches."""
+    copies: list[Span] = field(default_factory=list)
+    """The beginning and the end of the device's wait for each micro-batch so far."""
 
 
 class StepSource(Protocol):
@@ -226,7 +235,7 @@ class Loader:
         prepared = self.ready.get()
         if isinstance(prepared, Exception):
             raise prepared
-        return prepared._replace(wait_s=time.perf_counter() - began)
+        return replace(prepared, wait_s=time.perf_counter() - began)
 
     def _prepare(self, first: int, last: int) -> None:
         for number in range(first, last + 1):

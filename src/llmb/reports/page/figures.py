@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median, median_low
 from typing import Any
+
+import numpy as np
 
 from llmb.base.missing import Missing
 from llmb.base.shown_text import counted
@@ -41,7 +42,8 @@ from llmb.reports.trace_report import COLORS, shown_parts
 from llmb.runs.analyzed_run import AnalyzedRun, flaw_of
 from llmb.runs.conditions import definite_differences, rule_of
 from llmb.runs.folder import BrokenRecord, RunFolder
-from llmb.runs.steps import RankTimes, Step, read_rank_times, read_steps
+from llmb.runs.rank_times import read_excess
+from llmb.runs.steps import Step, read_steps
 from llmb.runs.trace_reports import read_breakdown
 from llmb.verdict.judgement import percent
 
@@ -265,72 +267,34 @@ MOST_LISTED = 100
 STANDS_OUT_PCT = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """One rank. Percentages are relative to the median rank of a step."""
-
-    number: int
-    layer_us: float
-    typical_pct: float
-    longest_pct: float
-    longest_step: int
-    slowest_share: float
-    """The fraction of steps in which the rank was the slowest."""
-
-
 def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
+    """Plot what each rank takes longer for itself than the median rank, which the others wait for."""
     if run.record is None or run.recipe is None:
         return Missing(NO_STEPS)
     if run.recipe.layout.gpus < 2:
         return Missing("the run has one rank")
-    try:
-        lines = read_rank_times(RunFolder(run.path).rank_times)
-    except (OSError, BrokenRecord) as error:
-        return Missing(f"their times cannot be read: {error}")
-    if not lines:
-        return Missing("the times of single ranks were not recorded")
-    if {len(line.layer_us) for line in lines} != {run.recipe.layout.gpus}:
-        return Missing(f"their times do not match the run's {run.recipe.layout.gpus} ranks")
-    beyond = [_beyond_pct(line.layer_us) for line in lines]
-    ranks = sorted(_ranks(lines, beyond), key=lambda rank: -rank.typical_pct)
+    found = read_excess(RunFolder(run.path).rank_times, run.recipe)
+    if isinstance(found, Missing):
+        return found
+    lines, own = found.lines, found.alone_pct
+    typical = np.median(own, axis=0)
+    ranks = sorted(range(own.shape[1]), key=lambda rank: -typical[rank])
     name = f"ranks-{section}"
     rows, columns = _groups(len(ranks), MOST_ROWS), _groups(len(lines), MOST_COLUMNS)
-    grid = [[max(beyond[step][rank] for step in column for rank in row) for column in columns] for row in rows]
+    grid = [[float(own[column.start : column.stop, row.start : row.stop].max()) for column in columns] for row in rows]
     extent = (lines[0].first_step - 0.5, lines[-1].last_step + 0.5, len(ranks) - 0.5, -0.5)
     drawing = grid_chart(name, grid, extent, (STEP, "rank"))
+    slowest = np.bincount(own.argmax(axis=-1), minlength=len(ranks)) / len(lines)
     caption = "; ".join(
         [
-            "forward pass of a layer, beyond the median rank of the step",
-            _slowest_text(ranks[0]),
+            "input, copies to the GPU and forward passes, beyond those of the median rank, in % of its forward passes",
+            _slowest_text(ranks[0], typical[ranks[0]], slowest[ranks[0]]),
             *([f"a row: the slowest of {len(rows[0])} ranks"] if len(rows[0]) > 1 else []),
             *([f"a column: the slowest of {len(columns[0])} steps"] if len(columns[0]) > 1 else []),
         ]
     )
-    return Figure("Ranks", caption, drawing, _ranks_table(run.id, ranks))
-
-
-def _beyond_pct(layer_us: Sequence[float]) -> list[float]:
-    middle = median_low(layer_us)
-    return [100 * (value / middle - 1) if middle > 0 else 0.0 for value in layer_us]
-
-
-def _ranks(lines: Sequence[RankTimes], beyond: Sequence[Sequence[float]]) -> list[_Rank]:
-    slowest = [max(range(len(values)), key=values.__getitem__) for values in beyond]
-    found = []
-    for rank in range(len(beyond[0])):
-        values = [step[rank] for step in beyond]
-        place = max(range(len(values)), key=values.__getitem__)
-        found.append(
-            _Rank(
-                number=rank,
-                layer_us=median(line.layer_us[rank] for line in lines),
-                typical_pct=median(values),
-                longest_pct=values[place],
-                longest_step=lines[place].first_step,
-                slowest_share=slowest.count(rank) / len(slowest),
-            )
-        )
-    return found
+    listed = [(rank, *found.of_rank(rank), slowest[rank]) for rank in ranks[:MOST_LISTED]]
+    return Figure("Ranks", caption, drawing, _ranks_table(run.id, listed, len(ranks)))
 
 
 def _groups(count: int, most: int) -> list[range]:
@@ -339,24 +303,25 @@ def _groups(count: int, most: int) -> list[range]:
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _slowest_text(rank: _Rank) -> str:
-    share = f"and the slowest in {100 * rank.slowest_share:.0f} % of the steps"
-    if rank.typical_pct < STANDS_OUT_PCT:
-        return f"no rank stands out: rank {rank.number} is {number(rank.typical_pct)} % beyond it in most steps"
-    return f"rank {rank.number} is {number(rank.typical_pct)} % beyond it in a typical step, {share}"
+def _slowest_text(rank: int, typical_pct: float, share: float) -> str:
+    if typical_pct < STANDS_OUT_PCT:
+        return f"no rank stands out: rank {rank} is {number(typical_pct)} % beyond it in most steps"
+    text = f"rank {rank} is {number(typical_pct)} % beyond it in a typical step"
+    return f"{text}, and the slowest in {100 * share:.0f} % of the steps"
 
 
-def _ranks_table(run: str, ranks: Sequence[_Rank]) -> Table:
+def _ranks_table(run: str, ranks: Sequence[tuple[int, float, float, float, float, float]], count: int) -> Table:
+    def ms(seconds: float) -> str:
+        return number(1e3 * seconds)
+
     columns = [
-        *numbers("rank: number", form=str),
-        *numbers("median ms: layer_us", form=lambda time: number(time / 1000)),
-        *numbers("beyond the others %: typical_pct", "at most %: longest_pct", form="{:+.2f}".format),
-        *numbers("in step: longest_step", form=str),
-        *numbers("slowest in % of steps: slowest_share", form=lambda share: f"{100 * share:.0f}"),
+        *numbers("rank: 0", form=str),
+        *numbers("input: 1", "copies: 2", "compute: 3", "other waits: 4", form=ms),
+        *numbers("slowest in % of steps: 5", form=lambda share: f"{100 * share:.0f}"),
     ]
-    more = f"the {MOST_LISTED} slowest of {len(ranks):,}; rank_times.jsonl has all, step by step"
-    title = f"Forward pass of a layer by rank, run {run}, the slowest first"
-    return table_of(title, ranks[:MOST_LISTED], columns, caption=more if len(ranks) > MOST_LISTED else "")
+    more = f"the {MOST_LISTED} slowest of {count:,}; rank_times.jsonl has all, step by step"
+    title = f"Milliseconds per step that ranks of run {run} take longer than the median rank, the slowest first"
+    return table_of(title, ranks, columns, caption=more if count > MOST_LISTED else "")
 
 
 FEWEST = 2

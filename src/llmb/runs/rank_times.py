@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``rank_times.jsonl``: parts of each rank's step times, and the rank that the others wait for.
+
+All ranks of a step end together, because each waits for the others in collectives. So only parts that a rank spends
+alone show which one is slow: its input, the copy to its GPU, and its forward passes. It has one line per step, or in a
+long run per group of steps.
+"""
+
+import json
+import math
+from collections.abc import Container, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter
+
+from llmb.base.missing import Missing
+from llmb.catalogue.records import Layout, Recipe
+from llmb.runs.folder import BrokenRecord
+from llmb.runs.steps import read_lines
+
+MOST_VALUES = 1 << 20
+"""About 8 MB; with up to 20,000 ranks, each of 12 steps has a line of its own."""
+
+
+class RankTime(NamedTuple):
+    """The parts of a rank's step, in seconds."""
+
+    input_s: float
+    """The time for which the device waited for the loader of the data."""
+    copy_s: float
+    """The time for which the device waited for copies of micro-batches from the host."""
+    layer_s: float
+    """The mean forward time of a layer in the first micro-batch."""
+    wait_s: float
+    """The other time before and between those layers: the wait for collectives, and for the rank's own host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """The parts of a step of each rank, in microseconds, as in ``RankTime``."""
+
+    first_step: int
+    last_step: int
+    """In a long run, the last step of a group; each value is then the longest of the group."""
+    input_us: tuple[FiniteFloat, ...]
+    copy_us: tuple[FiniteFloat, ...]
+    layer_us: tuple[FiniteFloat, ...]
+    wait_us: tuple[FiniteFloat, ...]
+
+
+class RankTimesFile:
+    """Writes the rank times of a run of ``steps`` steps; appends to those of earlier attempts."""
+
+    def __init__(self, path: Path, steps: int, ranks: int) -> None:
+        self.steps_a_line = max(1, math.ceil(steps * ranks * len(RankTime._fields) / MOST_VALUES))
+        self.stream: TextIO = path.open("a", buffering=1)
+        self.pending: list[tuple[float, ...]] = []
+
+    def close(self) -> None:
+        self._write()
+        self.stream.close()
+
+    def add(self, step: int, ranks: Sequence[RankTime]) -> None:
+        parts = list(zip(*ranks, strict=True))
+        if self.pending:
+            parts = [tuple(map(max, *both)) for both in zip(self.pending, parts, strict=True)]
+        else:
+            self.first_step = step
+        self.pending, self.last_step = parts, step
+        if (step + 1) % self.steps_a_line == 0:
+            self._write()
+
+    def _write(self) -> None:
+        if self.pending:
+            parts = [tuple(round(1e6 * value, 1) for value in part) for part in self.pending]
+            line = RankTimes(
+                first_step=self.first_step,
+                last_step=self.last_step,
+                input_us=parts[0],
+                copy_us=parts[1],
+                layer_us=parts[2],
+                wait_us=parts[3],
+            )
+            self.stream.write(json.dumps(asdict(line), separators=(",", ":")) + "\n")
+        self.pending = []
+
+
+def read_rank_times(path: Path) -> list[RankTimes]:
+    """Return the rank times sorted by step, each from the last attempt that trained the step; empty if no file exists.
+
+    Raise BrokenRecord as ``read_steps`` does, and if a line lacks values of a rank; OSError if the file is unreadable.
+    """
+    times: list[RankTimes] = []
+    for line in read_lines(path, _adapter().validate_json):
+        ranks = {len(values) for values in (line.input_us, line.copy_us, line.layer_us, line.wait_us)}
+        if len(ranks) != 1 or 0 in ranks:
+            raise BrokenRecord("a line does not have the same number of ranks for all parts", where=str(path))
+        while times and times[-1].last_step >= line.first_step:
+            times.pop()
+        times.append(line)
+    return times
+
+
+@cache
+def _adapter() -> TypeAdapter[RankTimes]:
+    return TypeAdapter(RankTimes)
+
+
+class RankExcess(NamedTuple):
+    """The seconds per step that a rank takes longer than the median rank: medians over steps, 0 if it takes less."""
+
+    input_s: float
+    copy_s: float
+    compute_s: float
+    """In the forward passes of all micro-batches."""
+    wait_s: float
+    """In the first micro-batch."""
+
+
+class Straggler(NamedTuple):
+    """The rank that all others wait for. lines: the steps, or groups of steps, in which it is the slowest."""
+
+    rank: int
+    lines: int
+    excess: RankExcess
+
+
+COMPUTE, WAIT = (RankExcess._fields.index(name) for name in ("compute_s", "wait_s"))
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Times of ranks beyond those of the median rank, at least 0."""
+
+    lines: Sequence[RankTimes]
+    parts_s: NDArray[np.float64]
+    """Seconds per step, [lines, 4, ranks]."""
+    forward_s: float
+    """The forward passes of the median rank in a step."""
+    rivals: int
+    """The number of ranks with which a rank is compared, with itself."""
+
+    @property
+    def alone_s(self) -> NDArray[np.float64]:
+        """Return the sums of all parts but waits, [lines, ranks]."""
+        alone: NDArray[np.float64] = self.parts_s[:, :WAIT].sum(axis=1)
+        return alone
+
+    @property
+    def alone_pct(self) -> NDArray[np.float64]:
+        """Return ``alone_s`` in percent of the forward passes of the median rank."""
+        return 100 * self.alone_s / max(self.forward_s, SMALLEST_S)
+
+    def of_rank(self, rank: int) -> RankExcess:
+        return RankExcess(*np.median(self.parts_s[:, :, rank], axis=0).tolist())
+
+    def straggler(self, same_rank: float, slower: float) -> Straggler | None:
+        """Return the rank that is the slowest in the fraction ``same_rank`` of the lines, and by the fraction
+        ``slower`` of its forward passes; None if there is none.
+
+        A wait is the effect of another rank's own work, if any has more of it, and of two ranks either may be late.
+        """
+        for times in (self.alone_s, *([self.parts_s[:, WAIT]] if self.rivals >= FEWEST_FOR_WAITS else [])):
+            slowest = np.bincount(times.argmax(axis=-1))
+            rank = int(slowest.argmax())
+            often = slowest[rank] >= same_rank * len(times)
+            if often and np.median(times[:, rank]) >= max(slower * self.forward_s, SMALLEST_S):
+                return Straggler(rank, int(slowest[rank]), self.of_rank(rank))
+        return None
+
+
+FEWEST_FOR_WAITS = 3
+SMALLEST_S = 1e-6
+
+
+def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None) -> Excess | Missing:
+    """Return the times of ranks in ``steps``, by default all, beyond that of the median rank of their pipeline stage.
+
+    Missing if they were not recorded, cannot be read, or cannot be compared.
+    """
+    try:
+        lines = read_rank_times(path)
+    except (OSError, BrokenRecord) as error:
+        return Missing(f"the times of its ranks cannot be read: {error}")
+    if steps is not None:
+        lines = [line for line in lines if any(step in steps for step in range(line.first_step, line.last_step + 1))]
+    return rank_excess(lines, recipe.layout, same_layers=recipe.model.moe is None)
+
+
+def rank_excess(lines: Sequence[RankTimes], layout: Layout, *, same_layers: bool) -> Excess | Missing:
+    """Return the times of ranks beyond that of the median rank of their pipeline stage; Missing if they have no rivals.
+
+    same_layers: True if the layers of all stages take the same time, and are compared across stages.
+    """
+    if not lines:
+        return Missing("the times of single ranks were not recorded")
+    if {len(line.layer_us) for line in lines} != {layout.gpus}:
+        return Missing(f"the recorded times do not match the run's {layout.gpus} ranks")
+    rivals = layout.gpus // layout.pp
+    if rivals == 1 and not same_layers:
+        return Missing("each pipeline stage has one rank, and other layers than the next")
+    parts = np.array([[line.input_us, line.copy_us, line.layer_us, line.wait_us] for line in lines]) / 1e6
+    in_stages = parts.reshape(*parts.shape[:2], layout.pp, rivals)  # consecutive ranks
+    beyond = (in_stages - _median(in_stages)).reshape(parts.shape)
+    middle = _median(parts[:, COMPUTE])
+    if same_layers:
+        beyond[:, COMPUTE] = parts[:, COMPUTE] - middle
+    layer_passes = layout.layers / layout.pp * layout.ga
+    beyond[:, COMPUTE] *= layer_passes
+    return Excess(lines, beyond.clip(min=0.0), float(np.median(middle)) * layer_passes, rivals)
+
+
+def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lower median of the last axis, which is the time of a rank."""
+    middle: NDArray[np.float64] = np.quantile(values, 0.5, axis=-1, keepdims=True, method="lower")
+    return middle
