@@ -59,9 +59,9 @@ def test_a_proxy_has_a_checkpoint_of_its_own_size() -> None:
         (plan(16, save_checkpoint=True), []),
         (plan(16, resumes=True), []),
         (plan(8), []),
-        (plan(8, save_checkpoint=True), ["saved by 16 to 128 GPUs, not by 8"]),
-        (plan(256, checkpoint_interval=10), ["saved by 16 to 128 GPUs, not by 256"]),
-        (plan(8, resumes=True), ["loaded by 16 GPUs or more, not by 8"]),
+        (plan(8, save_checkpoint=True), ["runs that save checkpoints have 16 to 128 GPUs, not 8"]),
+        (plan(256, checkpoint_interval=10), ["runs that save checkpoints have 16 to 128 GPUs, not 256"]),
+        (plan(8, resumes=True), ["runs that load checkpoints have 16 GPUs or more, not 8"]),
     ],
 )
 def test_scales_at_which_nobody_saved_or_loaded_are_told(made: Plan, said: list[str]) -> None:
