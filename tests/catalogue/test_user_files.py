@@ -151,7 +151,7 @@ def test_a_name_that_the_package_has_is_an_error_with_both_places(
     change(own, name, *words).rename(own / renamed)
     checked = llmb("config", "check", code=2)
     assert str(own / renamed) in checked.stderr
-    assert f"already, in {DATA / theirs}: rename one of them" in checked.stderr
+    assert f", in {DATA / theirs}: rename one of them" in checked.stderr
 
 
 def test_a_name_of_models_from_files_is_taken(llmb: Run, own: Path) -> None:

@@ -104,7 +104,7 @@ class Files(Mapping[str, Content]):
             return self.own[name]
         path, *others = self.paths[name]
         if others:
-            raise CatalogueError([f"{others[0]}: the catalogue has '{name}' already, in {path}: rename one of them"])
+            raise CatalogueError([f"{others[0]}: the catalogue already has '{name}', in {path}: rename one of them"])
         return self.read(path)
 
     def __contains__(self, name: object) -> bool:
@@ -160,7 +160,7 @@ class Catalogue:
             for index, record in enumerate(getattr(read_file(path, shape, wrap=section, foreign=path in own), section)):
                 label = getattr(record, key)
                 if path in own and label in records:
-                    problem = f"the catalogue has '{label}' already, in {package}: rename one of them"
+                    problem = f"the catalogue already has '{label}', in {package}: rename one of them"
                     raise CatalogueError([located(path, (index,), problem)])
                 records[label] = record
         return records
