@@ -203,7 +203,7 @@ class Sizes:
         return saved
 
     def _selected_heads(self, *, joined: bool) -> int:
-        """Count the features that ``selective`` saves in addition, negative if it recomputes more than it adds. A
+        """Return how many more features of heads ``selective`` saves; negative if it saves fewer. The output of a
         ``joined`` product of query, key and value is saved whole, because the value is a view of it."""
         normed, gathers = self.model.qk_norm is not None, self.layout.cp > 1
         if not joined:

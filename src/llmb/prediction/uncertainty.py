@@ -105,7 +105,7 @@ def _shapley(covariance: Sequence[Sequence[float]], labels: Sequence[str]) -> It
 
     @cache
     def remaining(known: int) -> list[list[float]]:
-        """Return the covariance, last of the sum, if the variables of the groups in the bits of ``known`` are known."""
+        """Return the covariance, with the sum as last variable, if the groups in the bits of ``known`` are known."""
         if not known:
             return with_sum
         last = known.bit_length() - 1

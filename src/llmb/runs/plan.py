@@ -427,7 +427,7 @@ def _unpacked(recipe: Recipe, training: Training) -> Recipe:
 
 
 def _usual_mean(recipe: Recipe, training: Training) -> int | None:
-    """Return the recipe's mean length of a document in tokens; None if each sequence is one document."""
+    """Return the mean length of the recipe's documents in tokens; None if each sequence is one document."""
     seq_len = recipe.layout.seq_len
     if recipe.packing:
         return fitted_mean(recipe.packing.sum_of_squares, seq_len, training.document_lengths)

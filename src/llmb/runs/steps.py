@@ -76,7 +76,7 @@ class Step:
     data_wait_s: float
     """The time that the step waited for its data, on the rank that waited longest."""
     pause_s: float
-    """The time between the previous step and this one, on the rank where it was longest: logging, saving."""
+    """The time between the previous step and this one, such as for saving, on the rank where it was longest."""
     layer_s_median: float
     """Median over all ranks of a layer's mean forward time in the first micro-batch."""
     outside_layers_s: float

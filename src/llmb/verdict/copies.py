@@ -70,7 +70,7 @@ def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[objec
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
-    """Return the run with a fault if copies of a run of its recipe differ, and as invalid if its own copies do."""
+    """Return the run: invalid if its own copies differ, with a fault if those of a run with its recipe do."""
     known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
     return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 

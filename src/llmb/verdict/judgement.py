@@ -204,7 +204,7 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
 
 
 def _spoiled(title: str, condition: Condition, reference: str) -> str:
-    """Describe a fault of one side or of both. The reference's own text is only in the table of conditions."""
+    """Describe a fault of one side, or of both in the words for yours; the table of conditions has the others."""
     if not condition.own:
         return f"{title} {reference}: {_of_one(condition.reference or '')}"
     both = f", and likewise {reference}" if condition.reference else ""
@@ -212,7 +212,7 @@ def _spoiled(title: str, condition: Condition, reference: str) -> str:
 
 
 def _of_one(text: str) -> str:
-    """Return the text about the first of several runs; that about the others is in the table of conditions."""
+    """Return the text about the first of several runs; the table of conditions has all texts."""
     first, *others = text.split(BETWEEN_RUNS)
     return f"{first} (and {len(others)} more like it)" if others else first
 

@@ -41,7 +41,7 @@ class RunGroup:
 
     @property
     def spread_pct(self) -> float | None:
-        """Return the range from the fastest to the slowest run, in percent of the median; None for one run."""
+        """Return the range from the fastest to the slowest run, in percent of the median; None for a single run."""
         means = self.run_means_s
         return 100 * (means.max - means.min) / means.median if means.count > 1 and means.median else None
 

@@ -168,7 +168,7 @@ class HostUse(Record):
     node: str
     samples: int
     cpu_pct_mean: float | None
-    """Utilization of all cores, like the next two fields."""
+    """In percent of the time of all cores, like the next two fields."""
     iowait_pct_mean: float | None
     steal_pct_mean: float | None
     """Time in which another virtual machine had the core."""
