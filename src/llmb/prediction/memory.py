@@ -258,9 +258,9 @@ class _Rank:
         }
 
     def begun_gradients(self, begun: Sequence[bool]) -> int:
-        """Return the bytes of the gradients of the stages that have some.
+        """Return the bytes of gradients in the stages that have gradients.
 
-        If all micro-batches of a stage run in a row, those of all stages but the current one are reduced.
+        If all micro-batches of a stage run in a row, gradients of all stages but the current one are reduced.
         """
         first = begun.index(True) if any(begun) else len(begun)
         if self.reduces_in_turn and first < len(begun):

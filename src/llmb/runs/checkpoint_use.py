@@ -80,7 +80,7 @@ class CheckpointReport:
     verify_s: float | None = None
     """Time of the verification, in addition to ``load_s``; None if nothing was verified."""
     save_gb_per_s: float | None = None
-    """The slowest save's rate over all ranks (10^9 bytes per second); None if there was no save or no rank's bytes."""
+    """Rate of the slowest save over all ranks (10^9 bytes per second); None if it is unknown or nothing was saved."""
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in the slowest save; None if ``save_gb_per_s`` is."""
     load_gb_per_s: float | None = None
