@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from llmb.runs.choices import DpSharding, Parallelism
+from llmb.runs.choices import DpSharding, GradientSync, Parallelism
 from llmb.runs.plan import Plan, Start
 
 LLAMA, NEMOTRON, MAVERICK, QWEN_MOE, LORA = (
@@ -33,6 +33,7 @@ class Case(NamedTuple):
     workload: str = LLAMA
     shard_size: int | None = None
     choices: tuple[tuple[str, object], ...] = ()
+    sync: GradientSync = "step"
 
     def plan(self, tiny_plan: Callable[..., Plan]) -> Plan:
         return tiny_plan(
@@ -41,7 +42,7 @@ class Case(NamedTuple):
             **{"steps": STEPS, **dict(self.choices)},
             dtype=self.dtype,
             overrides=SIZES | self.sizes,
-            parallelism=Parallelism(dp_sharding=self.sharding, dp_shard_size=self.shard_size),
+            parallelism=Parallelism(dp_sharding=self.sharding, dp_shard_size=self.shard_size, gradient_sync=self.sync),
         )
 
 
@@ -74,6 +75,11 @@ COMBINED = {
     "TP2 x CP2": Case(4, {"tp": 2, "cp": 2}),
     "DP4 by 2, optimizer": Case(4, {}, shard_size=2),
     "DP4 by 2, full": Case(4, {}, "full", shard_size=2),
+    "DP2, synced": Case(2, {}, "full", sync="micro-batch"),
+    "DP2 x CP2, synced": Case(4, {"cp": 2}, "full", sync="micro-batch"),
+    "DP2 x PP2 x VP2, synced": Case(4, {"pp": 2, "vp": 2, "layers": 4}, "full", sync="micro-batch"),
+    "DP4 by 2, synced": Case(4, {"gbs": 8}, "full", shard_size=2, sync="micro-batch"),
+    "DP2 x EP2, synced": experts(4, {"ep": 2}, sharding="full", sync="micro-batch"),
     "DP2 x EP2, optimizer": experts(4, {"ep": 2}),
     "DP2 x EP2, full": experts(4, {"ep": 2}, sharding="full"),
     "TP2 x EP2 x ETP2": experts(4, {"tp": 2, "ep": 2, "etp": 2}),
@@ -87,7 +93,7 @@ COMBINED = {
     "Nemotron4, TP2 + SP": Case(2, {"tp": 2}, workload=NEMOTRON),
     "LoRA, TP2 + SP": Case(2, {"tp": 2}, workload=LORA),
 }
-"""What published layouts combine, other ways to share, and other models."""
+"""What published layouts combine, other ways to share, and other models. synced: gradients, by each micro-batch."""
 QUICK = ("TP2 + SP", "PP2 x VP2", "EP2")
 
 

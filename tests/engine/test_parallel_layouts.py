@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from llmb.runs.choices import DpSharding, Parallelism
+from llmb.runs.choices import DpSharding, GradientSync, Parallelism
 from llmb.runs.plan import Plan
 
 STEPS, GBS = 20, 4
@@ -70,12 +70,13 @@ DROPPING = Kind(capacity_factor=1.0)
 BIASED = Kind(biases=True)
 
 
-def sharing(sharding: DpSharding, size: int | None = None) -> Kind:
-    return Kind(parallelism=Parallelism(dp_sharding=sharding, dp_shard_size=size))
+def sharing(sharding: DpSharding, size: int | None = None, sync: GradientSync = "step") -> Kind:
+    return Kind(parallelism=Parallelism(dp_sharding=sharding, dp_shard_size=size, gradient_sync=sync))
 
 
 OPTIMIZER, WHOLE = sharing("optimizer"), sharing("none")
 FULL_BY_2, OPTIMIZER_BY_2 = sharing("full", 2), sharing("optimizer", 2)
+SYNCED, SYNCED_BY_2 = sharing("full", sync="micro-batch"), sharing("full", 2, "micro-batch")
 
 
 class Fp8Figures(NamedTuple):
@@ -200,19 +201,21 @@ LAYOUTS = {
     "FSDP2 x TP2 x PP2": Layout(8, {"tp": 2, "pp": 2}),
 }
 WAYS = {
-    "FSDP2": Layout(2, {}, (OPTIMIZER, OPTIMIZER._replace(recompute="full"), SELECTIVE)),
-    "EP2": Layout(2, {"ep": 2}, (OPTIMIZER._replace(recompute="selective"),)),
+    "FSDP2": Layout(2, {}, (SYNCED, OPTIMIZER, OPTIMIZER._replace(recompute="full"), SELECTIVE)),
+    "EP2": Layout(2, {"ep": 2}, (SYNCED, OPTIMIZER._replace(recompute="selective"))),
     "EP2, compiled": Layout(2, {"ep": 2}, (SELECTIVE._replace(compiled=True),)),
     "PP2, 1 layer first": Layout(2, {"pp": 2, "first_stage_layers": 1}, (PLAIN,)),
     "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}, (SELECTIVE,)),
     "PP2 x VP2, GA 2": Layout(2, {"pp": 2, "vp": 2, "gbs": 2}, (PLAIN,)),
     "FSDP4": Layout(4, {}, (FULL_BY_2, OPTIMIZER_BY_2)),
-    "FSDP2 x TP2": Layout(4, {"tp": 2}, (PLAIN, OPTIMIZER, WHOLE, SELECTIVE._replace(compiled=True))),
-    "FSDP2 x CP2": Layout(4, {"cp": 2}, (FULL_BY_2, WHOLE)),
-    "FSDP2 x PP2": Layout(4, {"pp": 2}, (WHOLE,)),
-    "FSDP2 x PP2 x VP2": Layout(4, {"pp": 2, "vp": 2}, (OPTIMIZER,)),
-    "FSDP2 x PP2 x VP4": Layout(4, {"pp": 2, "vp": 4, "layers": 8}, (PLAIN, OPTIMIZER)),
+    "FSDP4, GA 2": Layout(4, {"gbs": 8}, (SYNCED_BY_2,)),
+    "FSDP2 x TP2": Layout(4, {"tp": 2}, (PLAIN, SYNCED, OPTIMIZER, WHOLE, SELECTIVE._replace(compiled=True))),
+    "FSDP2 x CP2": Layout(4, {"cp": 2}, (FULL_BY_2, SYNCED, WHOLE)),
+    "FSDP2 x PP2": Layout(4, {"pp": 2}, (SYNCED, WHOLE)),
+    "FSDP2 x PP2 x VP2": Layout(4, {"pp": 2, "vp": 2}, (OPTIMIZER, SYNCED)),
+    "FSDP2 x PP2 x VP4": Layout(4, {"pp": 2, "vp": 4, "layers": 8}, (PLAIN, SYNCED, OPTIMIZER)),
     "FSDP4 x EP2": Layout(4, {"ep": 2}, (OPTIMIZER, FULL_BY_2, WHOLE)),
+    "FSDP4 x EP2, GA 2": Layout(4, {"ep": 2, "gbs": 8}, (SYNCED, SYNCED_BY_2)),
     "EP4": Layout(4, {"ep": 4}, (WHOLE,)),
     "PP2 x EP2": Layout(4, {"pp": 2, "ep": 2}, (PLAIN,)),
     "PP4": Layout(4, {"pp": 4}, (PLAIN,)),

@@ -28,6 +28,8 @@ MOST_TRIES = 1000
 SEEDS = range(100)
 QUICK = (67,)
 """With experts."""
+SYNCED = range(100, 160)
+"""ZeRO-3 with several micro-batches, whose gradients are reduced after each."""
 TOLERANCE = 0.05
 
 
@@ -47,12 +49,16 @@ def random_layout(seed: int, catalogue: Catalogue) -> RandomLayout:
         sizes, gpus = _sizes(random, PIPELINES[seed % len(PIPELINES)], has_experts=has_experts)
         dtype = random.choice(("bf16", "fp8"))
         chosen = _choices(random, dtype, has_experts=has_experts)
+        if seed in SYNCED:
+            chosen["parallelism"] = Parallelism(dp_sharding="full", gradient_sync="micro-batch")
         try:
             request = Request(
                 workload=workload, size=size, gpu_type="h100", scale=gpus, dtype=dtype, overrides=Overrides(**sizes)
             )
             plan = make_plan(resolve(catalogue, request), Choices(**chosen), device="cuda")
         except UsageError:
+            continue
+        if seed in SYNCED and (plan.recipe.layout.ga == 1 or not plan.syncs_each_pass):
             continue
         rank = random.choice(stage_ranks(plan.recipe.layout))
         text = f"{workload} {size} {dtype} on {gpus}: {sizes} {chosen}, rank {rank}"
@@ -94,7 +100,11 @@ def _choices(random: Random, dtype: str, *, has_experts: bool) -> dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed in QUICK else pytest.mark.measured) for seed in SEEDS]
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.slow if seed in QUICK else pytest.mark.measured)
+        for seed in (*SEEDS, *SYNCED)
+    ],
 )
 @pytest.mark.usefixtures("forked_programs")
 def test_an_estimate_is_what_is_counted(seed: int) -> None:

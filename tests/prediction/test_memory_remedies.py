@@ -40,7 +40,8 @@ def test_a_remedy_is_options_with_which_the_same_run_fits(size: str, scale: int,
         choices: dict[str, Any] = {"recompute": given.pop("--recompute", "none")}
         choices |= {"keep_logits": False} if given.pop("--keep-logits", None) else {}
         if sharding := given.pop("--dp-sharding", None):
-            choices["parallelism"] = Parallelism(dp_sharding=sharding)
+            sync = {"gradient_sync": given.pop("--gradient-sync")} if "--gradient-sync" in given else {}
+            choices["parallelism"] = Parallelism(dp_sharding=sharding, **sync)
         changed = planned(size, scale, choices, {**sizes, **{name[2:]: int(value) for name, value in given.items()}})
         assert changed.recipe.layout.gbs == planned(size, scale, {}, sizes).recipe.layout.gbs
         use = estimate(changed)

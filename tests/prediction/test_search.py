@@ -81,6 +81,18 @@ def test_shards_of_a_size_are_in_every_layout() -> None:
         assert not any(each.plan.parallelism.problems(each.plan.recipe.layout))
 
 
+def test_gradients_are_reduced_by_micro_batch_only_where_a_layout_does_not_fit_otherwise() -> None:
+    sizes = {"tp": 1, "pp": 1, "cp": 1, "mbs": 1, "recompute": "full"}
+    plan = planned("70b", 64)
+    (synced,) = search(plan, predicted, sizes).fitting
+    assert synced.plan.syncs_each_pass
+    assert not search(plan, predicted, {**sizes, "gradient_sync": "step"}).fitting
+    (chosen,) = search(plan, predicted, {**sizes, "gradient_sync": "micro-batch"}).fitting
+    assert chosen == synced
+    (small,) = search(planned("8b", 8), predicted, sizes).fitting
+    assert not small.plan.syncs_each_pass
+
+
 def test_logits_are_kept_as_in_a_run_with_that_layout() -> None:
     found = search(planned("8b", 8), predicted).fitting
     assert all(each.plan.keep_logits == keeps_logits(each.plan.recipe) for each in found)

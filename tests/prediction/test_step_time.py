@@ -119,6 +119,8 @@ def test_recomputing_and_sharding_parameters_take_longer() -> None:
     assert seconds(again) == pytest.approx(seconds(planned()) * 1.3, rel=0.05)
     sharded = planned("405b", 512, choices=Choices(parallelism=Parallelism(dp_sharding="full")))
     assert seconds(sharded) > seconds(planned("405b", 512)) * 1.03
+    synced = Parallelism(dp_sharding="full", gradient_sync="micro-batch")
+    assert seconds(planned("405b", 512, choices=Choices(parallelism=synced))) > seconds(sharded) * 1.01
 
 
 def test_adapters_leave_out_the_gradients_of_weights() -> None:

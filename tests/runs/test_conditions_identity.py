@@ -181,6 +181,7 @@ def plan_with(overrides: dict[str, object], **choices: object) -> EnginePlan:
         ({}, {"document_tokens": 512}, "_documents512"),
         ({}, {"parallelism": {"dp_sharding": "full"}}, "_shard-full"),
         ({}, {"parallelism": {"dp_sharding": "none"}}, "_shard-none"),
+        ({}, {"parallelism": {"dp_sharding": "full", "gradient_sync": "micro-batch"}}, "_shard-full_sync-micro-batch"),
         ({"seq_len": 4096}, {"recompute": "selective", "checkpoint_interval": 5}, "_seq4096_save5_recompute-selective"),
     ],
 )

@@ -22,6 +22,9 @@ from llmb.runs.plan import EnginePlan, make_plan, with_documents
 RECIPE_LORA = Lora(rank=16, alpha=32, dropout=0, targets="qkv")
 
 
+SYNCED = Parallelism(gradient_sync="micro-batch")
+
+
 def by(size: int, sharding: DpSharding = "full") -> Parallelism:
     return Parallelism(dp_sharding=sharding, dp_shard_size=size)
 
@@ -115,6 +118,12 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         ("pretrain_llama3.1", {"parallelism": by(3), "scale": 4}, "must divide DP x CP = 4 x 1 = 4; valid: 1, 2, 4"),
         ("pretrain_llama3.1", {"parallelism": by(4), "scale": 4, "overrides": {"tp": 2}}, "= 2 x 1 = 2; valid: 1, 2"),
         ("pretrain_llama3.1", {"parallelism": by(1, "none")}, "--dp-sharding none does not shard"),
+        ("pretrain_llama3.1", {"parallelism": SYNCED}, "--gradient-sync is micro-batch, but --dp-sharding is not set"),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": SYNCED.model_copy(update={"dp_sharding": "optimizer"}), "scale": 2},
+            "but --dp-sharding is optimizer; pass --dp-sharding full",
+        ),
         (
             "finetune_llama4-maverick",
             {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},

@@ -60,6 +60,7 @@ PLANS = (
     f"{TINY} --scale 1",
     f"{TINY} --scale 4 --tp 2 --mbs 2 --gbs 16 --seq-len 64 --steps 30 --window 5-20 --seed 7",
     f"{TINY} --scale 4 --pp 2 --vp 2 --dp-sharding none --recompute full --layers 8",
+    f"{TINY} --scale 2 --dp-sharding full --gradient-sync micro-batch",
     f"{TINY} --scale 2 --dtype bf16 --grad-reduce-dtype bf16 --lr 1e-4 --warmup-steps 3 --document-tokens 20",
     f"{TINY} --scale 2 --tp 2 --no-sequence-parallel --no-resources --compile --window all --dtype fp8 --emulate-fp8",
     f"{TINY} --scale 1 --checkpoint-interval 10 --resource-interval 2 --stall-limit 60 --attention-backend flash",

@@ -27,7 +27,7 @@ from llmb.reports.doctor_report import DriftReport
 from llmb.reports.output import json_text
 from llmb.runs.analyzed_run import ExcludedRun
 from llmb.runs.checkpoints.origin import DataOrigin, WeightsOrigin
-from llmb.runs.choices import DpSharding, Recompute
+from llmb.runs.choices import DpSharding, GradientSync, Recompute
 from llmb.runs.plan import PredictedStep
 from llmb.runs.result import Result, Verdict
 from llmb.runs.trace_reports import NetworkUse
@@ -294,6 +294,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
                 "last_stage_layers": int | None,
                 "recompute": Recompute,
                 "dp_sharding": DpSharding,
+                "gradient_sync": GradientSync,
                 "ci95_s": tuple[float, float],
                 "breakdown_s": dict[str, float],
                 "price_per_1t_tokens": float | None,

@@ -298,7 +298,7 @@ def plan(
         Basis(None if calibrate is None else str(calibrate), software),
         _finder(on_message),
         on_message,
-        explicit_recompute="recompute" in values,
+        explicit=values,
     )
 
 

@@ -2,7 +2,7 @@
 """``llmb predict``, ``llmb plan`` and ``llmb memory``: time, layouts and memory of a run before it starts."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,8 @@ Layouts = Annotated[
 ]
 WORK = ("gbs", "seq_len", "layers")
 """Sizes that define the work of a step; all other sizes define the layout."""
+WITH_DEFAULTS = ("recompute", "gradient_sync")
+"""Options that a search of layouts varies unless they are set, although they have default values."""
 DECISIVE = ("recompute", "dp_sharding", "fp8_recipe")
 """Options that the short help shows, because they affect time and memory most."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
@@ -394,14 +396,9 @@ def plan(
     """
     if wanted.output is not None and request.model_config:
         raise UsageError("a campaign cannot contain a model from a file", do="omit --output, or --model-config")
-    explicit = "recompute" in flags_of(ctx, ctx.params)
+    explicit = flags_of(ctx, ctx.params)
     found = plan_with(
-        catalogue_for(request, hardware),
-        request,
-        choices,
-        wanted,
-        Basis(calibrate_with, software),
-        explicit_recompute=explicit,
+        catalogue_for(request, hardware), request, choices, wanted, Basis(calibrate_with, software), explicit=explicit
     )
     _print(found.recipe, found, json=json)
     if wanted.output is not None:  # last, so that the result is not lost if the file cannot be written
@@ -419,13 +416,16 @@ def plan_with(
     find: FindRuns = find_here,
     on_message: Callable[[str], None] = say,
     *,
-    explicit_recompute: bool,
+    explicit: Container[str],
 ) -> LayoutPlan:
-    """Search the layouts of a recipe, with predictions calibrated by ``basis``.
+    """Search the layouts of a recipe, with predictions calibrated by ``basis``. ``explicit`` are the options that are
+    set; the others in ``WITH_DEFAULTS`` are searched.
 
     Raise UsageError for options that the search does not support, and if no layout fits and the recipe's is invalid.
     """
     sizes, parallelism = request.overrides.explicit(), choices.parallelism
+    for problem in parallelism.sync_problems():
+        raise UsageError(problem)
     work = {name: sizes.pop(name) for name in WORK if name in sizes}
     recipe = resolve(catalogue, replace(request, overrides=Overrides(**work)), check=False)
     _check_gpu(recipe, catalogue)
@@ -433,12 +433,9 @@ def plan_with(
     unsupported = "the search needs sequence parallelism, without --no-sequence-parallel"
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and unsupported):
         raise UsageError(f"layouts cannot be compared: {why}", do="omit this option")
-    ways = {
-        "recompute": choices.recompute if explicit_recompute else None,
-        **parallelism.model_dump(),
-        "max_memory_gib": wanted.max_memory_gib,
-    }
-    constraints = {**sizes, **{name: value for name, value in ways.items() if value is not None}}
+    ways = {"recompute": choices.recompute, **parallelism.model_dump(), "max_memory_gib": wanted.max_memory_gib}
+    searched = {name for name in WITH_DEFAULTS if name not in explicit}
+    constraints = {**sizes, **{name: ways[name] for name in ways if ways[name] is not None and name not in searched}}
     predicted = _predictor(catalogue, basis, start, find, searches=True)
     on_message(f"searching the layouts of {recipe.title()}, which takes a few seconds")
     own = predict_recipe(recipe, choices, predicted)

@@ -126,7 +126,7 @@ class _Rank:
         self.is_first, self.is_last = numbers[0] == 0, numbers[-1] == len(layers) - 1
         shared = sizes.is_shared
         self.sharding = plan.parallelism.dp_sharding if shared else "none"
-        self.exchanges = shared
+        self.exchanges, self.syncs = shared, plan.syncs_each_pass
         replicas = plan.parallelism.replicas(layout)
         self.pieces = layout.dp * layout.cp // replicas.dense if shared else 1
         self.expert_pieces = layout.edp // replicas.experts if shared else 1
@@ -204,6 +204,8 @@ class _Rank:
 
     def sums(self, first: int = 0) -> int:
         """Return the bytes of accumulated gradients, if the stages before ``first`` have none yet."""
+        if self.syncs:
+            return sum(map(self.reduced, range(first, len(self.stages))))
         if first == 0 or self.sizes.adds_in_products:
             return self.gradient_bytes * sum(self.trained())
         return self.gradient_bytes * sum(sum(self.trained(stage)) for stage in range(first, len(self.stages)))
@@ -239,16 +241,23 @@ class _Rank:
         # exists; another such gradient is being sent.
         table = 0
         if self.is_first and self.plan.lora is None:
-            table = BF16 * (self.first_table() + sizes.hidden * sizes.shard * (1 + (self.layout.pp > 1)))
+            table = BF16 * (
+                self.first_table() * (not self.syncs) + sizes.hidden * sizes.shard * (1 + (self.layout.pp > 1))
+            )
+        beside, after = self.sent_by_passes() if self.syncs else (0, 0)
+        if self.syncs and self.is_last and self.plan.lora is None:
+            at_end = max(working + beside + BF16 * self.last_table(), sizes.head()) - working - beside
         found = (
             (
                 sum(map(mul, each.held, holds)) + each.passes * working + each.ends * at_end + each.adds * table,
-                self.begun_gradients(each.begun),
+                self.begun_gradients(each.begun) + each.passes * beside + each.adds * after,
                 self.gathered_stages[each.gathered] if self.sharding == "full" else 0,
             )
-            for each in moments(self.layout, self.pp_rank)
+            for each in moments(self.layout, self.pp_rank, syncs=self.syncs)
         )
-        activations, gradients, gathered = max(found, key=sum)
+        # Before any pass, parameters are gathered into a buffer and copied out.
+        begin = self.gathered_stages[1] + BF16 * (self.ends() + self.blocks(self.stages[0][:1]))
+        activations, gradients, gathered = max((0, 0, begin * (self.sharding == "full")), *found, key=sum)
         state = self.state()
         return {
             "weights": state["weights"] + gathered,
@@ -256,6 +265,29 @@ class _Rank:
             "optimizer": state["optimizer"],
             "activations": activations,
         }
+
+    def sent_by_passes(self) -> tuple[int, int]:
+        """Return the bytes of gradients being reduced while those of the previous block are computed, less the saved
+        activations that are then free, and the bytes at the reduction of a stage's first block or table.
+
+        A reduction needs a buffer, the reduced shard, and its fp32 copy. The gradient that was computed last still
+        exists, and so do those of experts while they are reordered; that of the output table is reduced last.
+        """
+        sizes, size, trained = self.sizes, self.reduced_bytes, self.plan.lora is None
+        shard = size + FP32 * (not self.exact)
+
+        def at_once(elements: int, last: int) -> int:
+            return int(size * elements + max(BF16 * elements, BF16 * last + shard * elements / self.pieces))
+
+        beside, after = [0], [at_once(self.ends(), self.first_table() or self.last_table()) * trained]
+        for layer in self.layers[:1] if sizes.has_equal_blocks else self.layers:
+            dense = sizes.matrices(layer) + sizes.others(layer) if trained else sizes.adapters()
+            experts = self.experts([layer]) * trained
+            of_experts = int((size + max(BF16 * 4 / 3, shard / self.expert_pieces)) * experts)
+            of_block = max(of_experts, at_once(dense, min(dense, sizes.hidden * sizes.part.ffn_hidden_size)))
+            after.append(of_block + BF16 * self.last_table() * trained * (self.layout.vp == 1))
+            beside.append(size * (experts or dense) - sizes.saved_bytes(layer))
+        return max(beside) * (max(map(len, self.stages)) > 1), max(after)
 
     def begun_gradients(self, begun: Sequence[bool]) -> int:
         """Return the bytes of gradients in the stages that have gradients.
@@ -296,7 +328,7 @@ class _Rank:
         dense, experts = self.trained(stage)
         if self.sizes.adds_in_products:
             return self.gradient_bytes * (dense + experts - self.added(stage))
-        if self.sends_blocks and self.layout.ga == 1 and self.sharding == "optimizer":
+        if self.syncs or (self.sends_blocks and self.layout.ga == 1 and self.sharding == "optimizer"):
             return self.reduced(stage)
         return self.gradient_bytes * (dense + experts)
 
@@ -319,16 +351,18 @@ class _Rank:
         """Yield the bytes of gathered parameters, gradients and activations at moments that may be the peak.
 
         Parameters are gathered into a buffer and copied out; in a forward pass the buffer stays until the next block is
-        copied, while the block after it is gathered. Experts are copied twice, to reorder them. With one micro-batch a
-        block's gradients are reduced as soon as they exist, and their buffer stays until the next block's.
+        copied, while the block after it is gathered. Experts are copied twice, to reorder them. With one micro-batch,
+        or if each syncs, a block's gradients are reduced as soon as they exist, and their buffer stays until the next
+        block's.
         """
         sizes, trained, single = self.sizes, self.plan.lora is None, self.layout.ga == 1
+        in_turn = single or self.syncs
         ends = BF16 * self.ends()
         dense = [BF16 * (sizes.matrices(each) + sizes.others(each)) for each in self.layers] + [0]
         experts = [BF16 * self.experts([each]) for each in self.layers] + [0]
         held = [0, *accumulate(sizes.saved_bytes(each) + self._saved_casts(each) for each in self.layers)]
         earlier = 0 if single else self.sums()
-        sums = earlier or BF16 * self.last_table() * trained
+        sums = earlier + BF16 * self.last_table() * trained * in_turn
         gathered = ends
         for place, layer in enumerate(self.layers):
             of_block, of_experts, before = dense[place], experts[place], held[place]
@@ -339,7 +373,8 @@ class _Rank:
                 yield ends + 2 * of_block + 3 * of_experts + following, earlier, before
             gathered = of_experts or of_block
         yield ends + gathered, earlier, held[-1] + sizes.head()
-        yield 2 * ends, earlier, held[-1] + FP32 * sizes.hidden * sizes.shard
+        logits = BF16 * sizes.tokens * sizes.vocabulary * self.plan.keep_logits
+        yield 2 * ends, earlier, held[-1] + FP32 * sizes.hidden * sizes.shard + logits
         reduced = shards = 0
         for place, layer in reversed(list(enumerate(self.layers))):
             previous, now = dense[place - 1] if place else 0, held[place + 1]
@@ -347,12 +382,15 @@ class _Rank:
                 yield ends + dense[place] + 3 * experts[place], sums + shards + reduced, now
             working = now + sizes.working(layer)
             yield ends + dense[place] + max(experts[place], previous), sums + shards + reduced, working
-            if single and trained:
+            if in_turn and trained:
                 reduced = (experts[place] or dense[place]) * self.reduced_bytes // BF16
+            if single and trained:
                 shards += FP32 * (dense[place] // self.pieces + experts[place] // self.expert_pieces) // BF16
         # The gradients of a tied table come from both ends and are summed.
         tables = 3 if self.plan.recipe.model.tied_embeddings else 1
         yield ends, sums + shards + reduced, BF16 * self.first_table() * trained * tables
+        if self.syncs:
+            yield 0, earlier + self.sent_by_passes()[1], 0
 
     def _saved_casts(self, layer: int) -> int:
         """Return the bytes of a block's FP8 weights, which its backward pass reads."""
@@ -442,7 +480,7 @@ class _Rank:
         times. The last block of the last stage is reduced after everything else; the first block of the first stage
         before the rest of it, while other stages hold their last micro-batches.
         """
-        if self.sharding != "full" or self.layout.pp == 1 or not self.experts(self.layers):
+        if self.sharding != "full" or self.layout.pp == 1 or self.syncs or not self.experts(self.layers):
             return {}
         experts, size = self.sizes.expert_matrices(), self.reduced_bytes
         state = self.state(passes=False)

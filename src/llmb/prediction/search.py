@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches for the layouts with the fastest predicted steps, and for changes with which a run fits in memory. Pure."""
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
@@ -14,7 +15,7 @@ from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import PARALLEL, Layout, Model, Recipe
 from llmb.prediction.memory import clearly_fits, estimate, settle_sharding, why_not_estimated
 from llmb.prediction.prediction import Prediction
-from llmb.runs.choices import Choices, DpSharding, Parallelism, Recompute, keeps_logits
+from llmb.runs.choices import Choices, DpSharding, GradientSync, Parallelism, Recompute, keeps_logits
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import MemoryUse, fullest_ranks
 
@@ -22,7 +23,11 @@ MICRO_BATCHES = (1, 2, 4, 8)
 CONTEXT = (1, 2, 4, 8)
 MOST_STAGES = 64
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-SHARDINGS: tuple[DpSharding, ...] = ("optimizer", "full")
+SHARDINGS: tuple[tuple[DpSharding, GradientSync], ...] = (
+    ("optimizer", "step"),
+    ("full", "step"),
+    ("full", "micro-batch"),
+)
 """Like ``RECOMPUTES``, in order of decreasing memory."""
 ENDS = ("first_stage_layers", "last_stage_layers")
 ALONE = {**dict.fromkeys((*PARALLEL, "mbs"), 1), **dict.fromkeys(ENDS), "counts_embedding_and_loss": False}
@@ -55,7 +60,8 @@ class LayoutSearch:
 
 
 Constraints = Mapping[str, Any]
-"""Values that every layout must have, by the name of the option: sizes, recompute, dp_sharding, max_memory_gib."""
+"""Values that every layout must have, by the name of the option: sizes, recompute, dp_sharding, gradient_sync,
+max_memory_gib."""
 NONE: Constraints = MappingProxyType({})
 Predicted = Callable[[EnginePlan], Prediction]
 Goal = Literal["step", "token"]
@@ -80,25 +86,41 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
     """
     left_out: Counter[str] = Counter()
     found, searched = [], 0
-    recomputes, shardings = (
-        _values(constraints, name, free) for name, free in (("recompute", RECOMPUTES), ("dp_sharding", SHARDINGS))
-    )
+    recomputes, shardings = _values(constraints, "recompute", RECOMPUTES), _shardings(constraints)
     for layout in layouts(plan, left_out, constraints):
-        ways = [_with(plan, layout, *way) for way in product(recomputes, shardings)]
+        useful = [each for each in shardings if layout.ga > 1 or each != SHARDINGS[-1]] or shardings
+        ways = [_with(plan, layout, recompute, *sharding) for recompute, sharding in product(recomputes, useful)]
         searched += len(ways)
         if not _admits(constraints, _memory(ways[-1])):
             left_out[TOO_LARGE] += len(ways)
             continue
-        ordered = sorted(map(predicted, ways), key=lambda each: each.seconds)
-        for place, prediction in enumerate(ordered):
-            memory = _memory(prediction.plan)
-            if _admits(constraints, memory):
-                found.append(Candidate(prediction, memory))
-                left_out[SLOWER] += len(ordered) - place - 1
-                break
-            left_out[TOO_LARGE] += 1
+        fastest, tried = _fastest(ways, predicted, constraints)
+        found.append(fastest)
+        left_out[TOO_LARGE] += tried - 1
+        left_out[SLOWER] += len(ways) - tried
     found.sort(key=lambda each: each.prediction.seconds)
     return LayoutSearch(tuple(found), searched + left_out[NOT_DIVISIBLE] + left_out[NO_MICRO_BATCHES], left_out)
+
+
+def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Constraints) -> tuple[Candidate, int]:
+    """Return the fastest of a layout's ways that fits, as its last does, and the number of those tried. Gradients are
+    reduced more often only if the layout does not fit otherwise, because that is never faster."""
+    once = [way for way in ways if way.parallelism.gradient_sync == "step"]
+    frequent = {way.recompute: way for way in ways if way.parallelism.gradient_sync == "micro-batch"} if once else {}
+    waiting = sorted(map(predicted, once or ways), key=_seconds)
+    tried = 0
+    while True:
+        prediction = waiting.pop(0)
+        memory, tried = _memory(prediction.plan), tried + 1
+        if _admits(constraints, memory):
+            return Candidate(prediction, memory), tried
+        plan = prediction.plan
+        if plan.parallelism.dp_sharding == "full" and (same := frequent.pop(plan.recompute, None)):
+            insort(waiting, predicted(same), key=_seconds)
+
+
+def _seconds(prediction: Prediction) -> float:
+    return prediction.seconds
 
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
@@ -125,7 +147,8 @@ def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
     """Return a recipe's plan with all parallel sizes and MBS set to 1; the recipe's own sizes may be invalid."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
     plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda", trains=False)
-    return plan.model_copy(update={"parallelism": choices.parallelism.settled(alone)})
+    parallelism = choices.parallelism.settled(alone).model_copy(update={"gradient_sync": "step"})
+    return plan.model_copy(update={"parallelism": parallelism})
 
 
 def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Candidate | Missing:
@@ -205,13 +228,23 @@ def _values(constraints: Constraints, name: str, free: Iterable[Any]) -> Iterabl
     return (constraints[name],) if name in constraints else free
 
 
+def _shardings(constraints: Constraints) -> list[tuple[DpSharding, GradientSync]]:
+    """Return the shardings to try, and when each reduces gradients, in order of decreasing memory."""
+    sharding, sync = constraints.get("dp_sharding"), constraints.get("gradient_sync")
+    if sharding == "none":
+        return [("none", "step")]
+    return [each for each in SHARDINGS if sharding in (None, each[0]) and sync in (None, each[1])]
+
+
 def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def _with(plan: EnginePlan, layout: Layout, recompute: Recompute, sharding: DpSharding) -> EnginePlan:
+def _with(
+    plan: EnginePlan, layout: Layout, recompute: Recompute, sharding: DpSharding, sync: GradientSync
+) -> EnginePlan:
     plan = _change_layout(plan, layout)
-    parallelism = plan.parallelism.model_copy(update={"dp_sharding": sharding})
+    parallelism = plan.parallelism.model_copy(update={"dp_sharding": sharding, "gradient_sync": sync})
     return plan.model_copy(update={"recompute": recompute, "parallelism": parallelism})
 
 
@@ -308,6 +341,7 @@ def _changes(plan: EnginePlan) -> Iterator[_Change]:
     yield _Change(
         "--dp-sharding full", "parameters are gathered for each pass of each micro-batch", partial(_sharded, "full")
     )
+    yield _Change("--gradient-sync micro-batch", "gradients are reduced for each micro-batch", _synced)
 
 
 def _changed(plan: EnginePlan, **values: object) -> EnginePlan | None:
@@ -325,6 +359,13 @@ def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
     if now == "full" or now == sharding or max(layout.dp * layout.cp, layout.edp) == 1:
         return None
     return _changed(plan, parallelism=plan.parallelism.model_copy(update={"dp_sharding": sharding}))
+
+
+def _synced(plan: EnginePlan) -> EnginePlan | None:
+    """Reduce gradients after each micro-batch; None if there is only one, or if gradients are not sharded."""
+    if not plan.compute_path.shards_parameters or plan.recipe.layout.ga == 1:
+        return None
+    return _changed(plan, parallelism=plan.parallelism.model_copy(update={"gradient_sync": "micro-batch"}))
 
 
 def _laid_out(name: str, size: int, plan: EnginePlan) -> EnginePlan | None:

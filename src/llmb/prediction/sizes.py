@@ -333,7 +333,7 @@ class PeakMoment(NamedTuple):
 
     held: micro-batches that each of its stages holds. begun: stages that have gradients. gathered: the number of stages
     with full parameters, if parameters are sharded. passes: a backward pass is running, and its memory comes on top.
-    ends: that pass is of the last stage. adds: gradients were just computed that will be accumulated.
+    ends: that pass is of the last stage. adds: gradients were just computed that will be accumulated or reduced.
     """
 
     held: tuple[int, ...]
@@ -352,8 +352,9 @@ def together_in_turn(layout: Layout) -> int:
     return layout.ga // max(1, layout.ga // layout.pp)
 
 
-def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
-    """Return the moments at which a rank may peak, until its pipeline reaches its steady state, and at its end.
+def moments(layout: Layout, pp_rank: int, *, syncs: bool = False) -> tuple[PeakMoment, ...]:
+    """Return the moments at which a rank may peak, until its pipeline reaches its steady state, and at its end. With
+    ``syncs``, each backward pass reduces its gradients.
 
     The schedules are 1F1B and interleaved 1F1B (Narayanan et al., 2021), as implemented in torch.
     """
@@ -364,20 +365,20 @@ def moments(layout: Layout, pp_rank: int) -> tuple[PeakMoment, ...]:
     else:
         together = together_in_turn(layout)
         ahead = min(whole, (vp - 1) * together + 2 * (layout.pp - 1 - pp_rank))
-    return _moments(vp, together, ahead, min(whole, ahead + 2 * together * vp))
+    return _moments(vp, together, ahead, min(whole, ahead + 2 * together * vp), syncs=syncs)
 
 
 @cache
-def _moments(vp: int, together: int, ahead: int, count: int) -> tuple[PeakMoment, ...]:
+def _moments(vp: int, together: int, ahead: int, count: int, *, syncs: bool) -> tuple[PeakMoment, ...]:
     """Return the moments if ``ahead`` of ``count`` forward passes precede the first backward one."""
     forward = [done // together % vp for done in range(count)]
     passes = zip_longest(forward, [None] * ahead + [vp - 1 - stage for stage in forward])
     # Of moments that differ only in the stages with gradients, the last one has the most.
-    last = {each._replace(begun=()): each for each in _after_passes(vp, passes)}
+    last = {each._replace(begun=()): each for each in _after_passes(vp, passes, syncs=syncs)}
     return _largest(last.values())
 
 
-def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]]) -> Iterator[PeakMoment]:
+def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]], *, syncs: bool) -> Iterator[PeakMoment]:
     """Yield moments that may be the peak, from the stage of each forward pass and of the backward pass after it.
 
     While both stages stay the same, memory changes linearly, so that only an end can be the peak; the first moment is
@@ -398,7 +399,7 @@ def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]]) -> I
             if backward is None:
                 continue
             held[backward] -= 1
-            adds, begun[backward] = begun[backward], True
+            adds, begun[backward] = begun[backward] or syncs, True
             yield PeakMoment(tuple(held), tuple(begun), whole, passes=False, ends=False, adds=adds)
 
 

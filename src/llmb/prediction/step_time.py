@@ -252,7 +252,8 @@ class _Step:
     def _cached_update(self, rank: int) -> Update:
         parallelism = self.plan.parallelism
         per_micro_batch = self.layout.ga if parallelism.dp_sharding == "full" else 1
-        key = (*self.split, rank, parallelism.dp_sharding, parallelism.dp_shard_size, per_micro_batch)
+        ways = (parallelism.dp_sharding, parallelism.dp_shard_size, parallelism.gradient_sync)
+        key = (*self.split, rank, *ways, per_micro_batch)
         if key not in self.cache.updates:
             self.cache.updates[key] = self._update(rank)
         return self.cache.updates[key]
@@ -373,15 +374,15 @@ class _Step:
         """Return the delay by the exchange of gradients and parameters, part of which is hidden behind passes.
 
         Gradients are sent during the last backward pass, and parameters gathered during the first forward pass, or in
-        an interleaved pipeline during one pass per pipeline rank. Parameters that are gathered for each pass are hidden
-        behind all passes.
+        an interleaved pipeline during one pass per pipeline rank. Parameters that are gathered for each pass, and
+        gradients that are reduced for each micro-batch, are hidden behind all passes.
         """
         layout = self.layout
         gathered = sum(seconds for message, seconds in exchanges if message.kind == "all_gather")
         reduced = sum(seconds for message, seconds in exchanges if message.kind != "all_gather")
         window = micro_batch_s * self.rates["dp_hidden"]
         ends = window * (min(layout.pp, layout.ga) if layout.vp > 1 else 1)
-        hidden = min(reduced, ends * BACKWARD)
+        hidden = min(reduced, (window * layout.ga if self.plan.syncs_each_pass else ends) * BACKWARD)
         if self.work.gathers == 1:
             hidden += min(gathered, ends * (1 - BACKWARD))
         else:

@@ -379,7 +379,7 @@ class RankWork:
             if ranks == 1 or not trained + kept:
                 continue
             if ranks > number:
-                yield Messages("reduce_scatter", shards, 1, gradients)
+                yield Messages("reduce_scatter", shards, layout.ga if self.plan.syncs_each_pass else 1, gradients)
                 yield Messages("all_gather", shards, self.gathers, float(BF16 * (trained + kept)))
             if number > 1:
                 yield Messages("all_reduce", copies, 1, gradients * number / ranks)

@@ -88,6 +88,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     sharing = parallelism.dp_sharding or "full"
     shared = {"full": "parameters and optimizer state", "optimizer": "optimizer state", "none": "nothing"}
     kept = f", {replicas} replicas" if replicas > 1 else ""
+    synced = ", after each micro-batch" if plan.syncs_each_pass else ""
     return facts_table(
         f"Plan: {plan_title(plan)}",
         [
@@ -97,7 +98,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
             *_published_facts(plan),
             *_layout_facts(plan),
             ("data parallel", f"{sharing}: ranks shard {shared[sharing]}{kept}"),
-            ("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}"),
+            ("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}{synced}"),
             ("model", f"{plan.recipe.layout.layers} layers{proxy}"),
             ("trained", trained_text(plan.recipe.model, plan.lora) if plan.lora else None),
             ("memory", about),

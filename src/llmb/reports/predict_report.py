@@ -181,6 +181,7 @@ class RunPrediction(Shown):
             **identity_document(prediction.plan.recipe),
             "layout": prediction.plan.recipe.layout,
             **fields_of(prediction.plan, "recompute", "parallelism.dp_sharding", "parallelism.dp_shard_size"),
+            **fields_of(prediction.plan, "parallelism.gradient_sync"),
             **fields_of(prediction, "step_time_s: seconds", "ci95_s: interval_s", "error_pct", "errors"),
             **fields_of(self, "error_sources", "prediction.calibration.software"),
             "breakdown_s": dict(prediction.terms),
@@ -324,7 +325,7 @@ def _layout_text(plan: EnginePlan) -> str:
     layout, ways = plan.recipe.layout, plan.parallelism
     sizes = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in (*PARALLEL, "dp", "mbs", "gbs"))
     within = "" if ways.dp_shard_size is None else f" within {ways.dp_shard_size}"
-    return f"{sizes}; recompute {plan.recompute}, sharding {ways.dp_sharding}{within}"
+    return f"{sizes}; recompute {plan.recompute}, sharding {ways.sharding_text}{within}"
 
 
 def waterfall(title: str, terms: Mapping[str, float], caption: str = "") -> Table:
@@ -384,7 +385,7 @@ class LayoutPlan(Shown):
         columns: list[Column[tuple[str, Candidate]]] = [
             *texts(": 0", right=True),
             *texts(*(f"{name}: 1.plan.recipe.layout.{name}" for name in sizes), right=True),
-            *texts("recompute: 1.plan.recompute", "sharding: 1.plan.parallelism.dp_sharding"),
+            *texts("recompute: 1.plan.recompute", "sharding: 1.plan.parallelism.sharding_text"),
             *numbers("step s: 1.prediction.seconds"),
             Column("tokens/s/GPU", lambda row: _tokens_per_gpu(row[1]), number),
             Column("GiB", lambda row: f"{row[1].memory.needed_gib:.0f}{self._limit(row[1])}"),
@@ -467,7 +468,7 @@ class LayoutPlan(Shown):
 def _layout_document(found: LayoutPlan, one: Candidate) -> dict[str, Any]:
     return {
         **fields_of(one.plan.recipe.layout, "gpus", *SIZES),
-        **fields_of(one.plan, "recompute", "parallelism.dp_sharding"),
+        **fields_of(one.plan, "recompute", "parallelism.dp_sharding", "parallelism.gradient_sync"),
         **fields_of(one.prediction, "step_time_s: seconds", "ci95_s: interval_s", "breakdown_s: terms"),
         "tokens_per_s_per_gpu": _tokens_per_gpu(one),
         "peak_gib": one.memory.fullest.peak_bytes / GIB,
@@ -500,6 +501,8 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
     better, worse = ("faster", "slower") if found.goal == "step" else ("cheaper", "more expensive")
     yield f"{left_out_text(found)}; steps are within {within}"
     yield f"not searched: {'' if 'tp' in found.constraints else 'TP above 8, '}offloading to the CPU"
+    if any(one.plan.syncs_each_pass for one in found.layouts):
+        yield "synced: --gradient-sync micro-batch"
     yield from _crossing_notes(found)
     if ahead is not None and ahead > found.first.error_pct:
         yield f"the first is {ahead:.1f} % {better} than the recipe"
@@ -544,6 +547,8 @@ def campaign_text(found: LayoutPlan, repeats: int) -> str:
     for plan in (one.plan for one in found.layouts):
         recipe, layout = plan.recipe, fields_of(plan.recipe.layout, *SIZES)
         sizes = " ".join(f"{name}={value}" for name, value in layout.items() if value is not None)
-        ways = f"recompute={plan.recompute} dp_sharding={plan.parallelism.dp_sharding} repeats={repeats}"
+        parallelism = plan.parallelism
+        sync = "" if parallelism.gradient_sync == "step" else f" gradient_sync={parallelism.gradient_sync}"
+        ways = f"recompute={plan.recompute} dp_sharding={parallelism.dp_sharding}{sync} repeats={repeats}"
         lines.append(f"{recipe.workload} {recipe.size} {recipe.dtype} {recipe.scale} {sizes} {ways}")
     return "\n".join([*lines, ""])

@@ -15,6 +15,7 @@ from llmb.runs.attention_choice import AttentionChoice, choice_problem
 from llmb.runs.profiling import Profiling
 
 DpSharding = Literal["full", "optimizer", "none"]
+GradientSync = Literal["step", "micro-batch"]
 _option = partial(Option, panel="Parallelism")
 
 
@@ -43,6 +44,18 @@ class Parallelism(Record):
         _option(help="Number of the DP x CP ranks that shard one replica. Default: all, for a single replica."),
     ] = None
     """Number of ranks that shard one replica; None means all."""
+    gradient_sync: Annotated[
+        GradientSync,
+        _option(
+            help="With --dp-sharding full, when gradients are reduce-scattered: once a 'step', after they were "
+            "accumulated unsharded; or after each 'micro-batch', so that only shards are accumulated (FSDP2's "
+            "set_requires_gradient_sync): less memory, GA times the messages."
+        ),
+    ] = "step"
+
+    @property
+    def sharding_text(self) -> str:
+        return f"{self.dp_sharding}{' synced' * (self.gradient_sync == 'micro-batch')}"
 
     @property
     def keeps_parameters(self) -> bool:
@@ -74,9 +87,15 @@ class Parallelism(Record):
         """Yield reasons why ``layout`` cannot run with these options."""
         if self.dp_shard_size is not None:
             yield from _shard_size_problems(layout, self.dp_sharding or "full", self.dp_shard_size)
+        yield from self.sync_problems()
         if layout.pp > 1 and layout.vp == 1 and layout.ga < layout.pp:
             need = "1F1B needs a micro-batch for every stage; pass a larger --gbs, or a smaller --mbs or --pp"
             yield f"GA {layout.ga} is below PP {layout.pp}: {need}"
+
+    def sync_problems(self) -> Iterator[str]:
+        if self.gradient_sync == "micro-batch" and self.dp_sharding != "full":
+            other = f"is {self.dp_sharding}" if self.dp_sharding else "is not set"
+            yield f"--gradient-sync is micro-batch, but --dp-sharding {other}; pass --dp-sharding full"
 
 
 def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Iterator[str]:

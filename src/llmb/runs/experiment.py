@@ -119,6 +119,8 @@ def _engine_parts(plan: Plan) -> Iterator[str]:
         yield f"shard-{chosen.dp_sharding}"
     if chosen.dp_shard_size:
         yield f"shards{chosen.dp_shard_size}"
+    if plan.syncs_each_pass:
+        yield "sync-micro-batch"
 
 
 def _digest(text: str) -> str:

@@ -211,6 +211,11 @@ class EnginePlan(Plan):
     """Seconds between samples of the nodes' resources; None for no samples."""
 
     @property
+    def syncs_each_pass(self) -> bool:
+        """Return whether gradients are reduced after each micro-batch's backward pass, into sharded sums."""
+        return self.compute_path.shards_parameters and self.parallelism.gradient_sync == "micro-batch"
+
+    @property
     def compute_path(self) -> ComputePath:
         """The engine's code paths for this run."""
         layout, in_fp8 = self.recipe.layout, self.fp8_recipe is not None

@@ -76,8 +76,9 @@ def compute_dtype(dtype: Dtype) -> torch.dtype:
 def precision_policy(plan: EnginePlan) -> MixedPrecisionPolicy:
     """Return FSDP's policy for fp32 parameters: compute in bf16 (fp32 if the recipe does), reduce in ``reduce_dtype``.
 
-    Gradients are summed in that dtype over micro-batches as well as over ranks. Inputs are not cast: hidden states have
-    the dtype of parameters, and the tables of rotary angles stay in fp32.
+    Gradients are summed in that dtype over ranks and, unsharded, over micro-batches; shards that are reduced after each
+    micro-batch are summed in fp32. Inputs are not cast: hidden states have the dtype of parameters, and the tables of
+    rotary angles stay in fp32.
     """
     dtype = plan.recipe.dtype
     if dtype is Dtype.FP32:

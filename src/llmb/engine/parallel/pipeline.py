@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineScheduleRuntime
 
 from llmb.catalogue.layout_check import rank_stages, stage_layers
@@ -51,16 +52,32 @@ def build_passes(stages: list[TrainedStage], plan: EnginePlan, ranks: Ranks) -> 
     layout = plan.recipe.layout
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     if layout.pp == 1:
-        return Accumulation(stages[0], layout, positions)
-    return Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
+        return Accumulation(stages[0], layout, positions, syncs_each=plan.syncs_each_pass)
+    passes = Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
+    for stage in passes.placed:
+        stage.syncs_each = plan.syncs_each_pass
+    return passes
+
+
+def set_gradient_sync(model: nn.Module, *, syncs_each: bool, is_last: bool) -> None:
+    """Make the next backward pass of a sharded model reduce its gradients, or accumulate them unsharded.
+
+    Replicas all-reduce their shards once a step, in any case.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(syncs_each or is_last)
+        model.set_requires_all_reduce(is_last)
+        # Otherwise the buffer of the last reduction would stay in memory during the next passes.
+        model.set_is_last_backward(syncs_each or is_last)
 
 
 class Accumulation:
     """Runs micro-batches one by one through the full model."""
 
-    def __init__(self, stage: TrainedStage, layout: Layout, positions: Tensor) -> None:
+    def __init__(self, stage: TrainedStage, layout: Layout, positions: Tensor, *, syncs_each: bool) -> None:
         self.stages = [stage]
         self.layout = layout
+        self.syncs_each = syncs_each
         self.positions = positions
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor:
@@ -68,9 +85,7 @@ class Accumulation:
         # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
         for index, batch in enumerate(batches):
-            if isinstance(model, FSDPModule):  # gradients are reduced once per step
-                model.set_requires_gradient_sync(index == ga - 1)
-                model.set_is_last_backward(index == ga - 1)
+            set_gradient_sync(model, syncs_each=self.syncs_each, is_last=index == ga - 1)
             # Divided here, not afterwards, which would round bf16 gradients once more.
             loss = model(
                 batch.tokens[:, self.positions],
@@ -154,6 +169,7 @@ class Stage(PipelineStage):
     positions: Tensor | None = None
     count: Tensor | float = 1.0
     segments: Sequence[DocumentSegments | None] = ()
+    syncs_each = False
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)
         result = super()._prepare_forward_infra(1, *args, **options)
@@ -194,6 +210,17 @@ class Stage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)
         segments = self.segments[self.micro_batch]
         return self.submod(*args, positions=self.positions, count=self.count, segments=segments, **options)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:  # noqa: ANN401 (as torch declares it)
+        if not self.syncs_each:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        set_gradient_sync(self.submod, syncs_each=True, is_last=last_backward)
+        assert isinstance(self.submod, FSDPModule)
+        self.submod.set_reshard_after_backward(False)
+        passed = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
+        return stage_backward(*passed), None
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         if not self.is_first:

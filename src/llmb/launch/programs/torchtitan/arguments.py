@@ -135,6 +135,8 @@ def _sharding_problems(plan: EnginePlan) -> Iterator[str]:
         yield "parameters are replicated (DDP), which it cannot combine with other parallelism"
     elif recipe.dtype is not Dtype.FP32 and shard == 1 and layout.tp * layout.pp > 1:
         yield "TP or PP is above 1, but parameters are not sharded across DP: it would compute in fp32"
+    if plan.syncs_each_pass and layout.pp > 1:
+        yield "--gradient-sync is micro-batch; its pipelines reduce gradients once a step"
     if shard > 1 and recipe.model.tied_embeddings:
         yield "the embedding is tied to the head and sharded, which fails in torch"
 
