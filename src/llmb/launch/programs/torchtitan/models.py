@@ -28,9 +28,9 @@ class TitanModel(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The models of a family: the fields of ``OtherParts`` that they always have and may have, and their routers.
+    """A family of models: the fields of ``OtherParts`` that its models need and may have, and their routers.
 
-    in_bf16: the parameters of layers are always in bf16, and layers are never compiled.
+    With ``in_bf16``, the parameters of layers are always in bf16, and layers are never compiled.
     """
 
     needs: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ def _llama(model: Model, values: dict[str, Any]) -> TitanModel:
 
 
 def model_problems(model: Model) -> Iterator[str]:
-    """Describe the parts of a model that the closest of torchtitan's families does not support, or that it needs."""
+    """Describe parts of a model that torchtitan's closest family lacks, and parts that it needs but the model lacks."""
     name = family_name(model)
     family, moe = FAMILIES[name], model.moe
     others = model.other_parts or OtherParts()
@@ -202,7 +202,7 @@ def model_problems(model: Model) -> Iterator[str]:
 
 
 def _routes(moe: MixtureOfExperts, family: Family, *, shares: bool) -> bool:
-    """Return whether the family has these experts; it ``shares`` if a shared expert may have the size of several."""
+    """Return whether ``family`` supports ``moe``; with ``shares``, a shared expert may have the size of several."""
     shared = moe.shared_ffn_hidden_size
     fits = shared is None or (shares and shared % moe.ffn_hidden_size == 0)
     return moe.router in family.routers and moe.interleave == 1 and fits

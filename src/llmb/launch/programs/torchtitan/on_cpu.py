@@ -28,7 +28,7 @@ def attend(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Compute FlexAttention in fp32 from all scores, with an optional logsumexp, from which gpt-oss applies sinks."""
+    """Compute FlexAttention in fp32 from all scores; ``return_lse`` adds the logsumexp, which gpt-oss's sinks need."""
     shared = query.shape[1] // key.shape[1] if enable_gqa else 1
     key, value = (each.float().repeat_interleave(shared, dim=1) for each in (key, value))
     scores = query.float() @ key.mT * scale

@@ -97,7 +97,7 @@ def register_model(plan: EnginePlan) -> None:
 
 
 def with_router_biases(model: type[torch.nn.Module]) -> Any:  # noqa: ANN401 (torchtitan's class)
-    """Return a subclass of ``model`` that starts with router biases of 0; torchtitan 0.2.2 leaves them undefined."""
+    """Return a subclass of ``model`` whose router biases start at 0; torchtitan 0.2.2 leaves them undefined."""
 
     class WithBiases(model):  # type: ignore[valid-type, misc]
         def init_weights(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
