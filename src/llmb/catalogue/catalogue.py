@@ -260,7 +260,7 @@ class Catalogue:
     def undescribed_text(self) -> str:
         """Return the undescribed workloads and sizes in one line."""
         names = ", ".join(" ".join((name, *sizes)) for name, sizes in self.undescribed.items())
-        return f"only figures, which judge logs: {names}"
+        return f"only figures, to judge logs by: {names}"
 
     @cached_property
     def figures(self) -> tuple[PublishedFigure, ...]:

@@ -28,7 +28,7 @@ class UserModel(NamedTuple):
 def size_of_file(path: Path) -> str:
     """Return the name of a file without suffix, which is the model's size; raise UsageError for invalid characters."""
     if not re.fullmatch(r"[\w.+-]+", path.stem, re.ASCII):
-        what = "the file's name before the suffix may only have letters, digits, '.', '_', '+' and '-': it is the size"
+        what = "the file's name without suffix is the size; it may have only letters, digits, '.', '_', '+' and '-'"
         raise UsageError(what, where=str(path), do="rename the file")
     return path.stem.lower()
 
@@ -36,7 +36,7 @@ def size_of_file(path: Path) -> str:
 def check_is_listed(name: str) -> None:
     """Raise UsageError for the workload of a user's model, which only a file describes."""
     if name.startswith(USER_WORKLOAD):
-        what = f"{USER_WORKLOAD} has no sizes without the file of a model"
+        what = f"{USER_WORKLOAD} requires a file that describes the model"
         raise UsageError(
             what, do="pass the file with --model-config, in 'show', 'metrics', 'predict', 'plan', 'memory' or 'run'"
         )

@@ -361,7 +361,7 @@ class Model(Record):
         if self.moe is not None and self.mlp != "swiglu" and not self.hybrid_layers:
             raise ValueError(f"experts need mlp swiglu, not {self.mlp}")
         if self.moe is not None and self.mlp_bias:
-            raise ValueError("feed-forward layers beside experts have no biases")
+            raise ValueError("a model with experts cannot have mlp_bias")
         return self
 
     @property

@@ -252,7 +252,7 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 
 
 def _undescribed(catalogue: Catalogue, name: str) -> UsageError:
-    what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}: its model is not described"
+    what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}, but no description of its model"
     return UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name}'")
 
 

@@ -430,7 +430,7 @@ def plan_with(
     recipe = resolve(catalogue, replace(request, overrides=Overrides(**work)), check=False)
     _check_gpu(recipe, catalogue)
     start = plan_to_search(recipe, choices)
-    unsupported = "the search needs sequence parallelism, without --no-sequence-parallel"
+    unsupported = "the search needs sequence parallelism (--no-sequence-parallel disables it)"
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and unsupported):
         raise UsageError(f"layouts cannot be compared: {why}", do="omit this option")
     ways = {"recompute": choices.recompute, **parallelism.model_dump(), "max_memory_gib": wanted.max_memory_gib}
