@@ -316,7 +316,7 @@ def _calibration(
 
 
 def _traces_at(path: Path) -> list[Path]:
-    """Return the trace, or the traces in a run's folder of them; an empty list for other paths and names of runs."""
+    """Return the trace at a path, or those in a run's folder of traces; an empty list for anything else."""
     from llmb.readers.profiles import NSYS_FOLDER, TORCH_FOLDER
     from llmb.readers.profiles.trace_files import JSON_ENDS, REPORT_END, SQLITE_END, find_traces
 
