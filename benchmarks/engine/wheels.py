@@ -34,6 +34,7 @@ PACKAGES = (
     Package("rich", "rich"),
     Package("pydantic", "pydantic"),
     Package("PyYAML", "yaml"),
+    Package("ruamel.yaml", "ruamel.yaml"),
     Package("scipy", "scipy"),
     Package("transformers", "transformers", "huggingface"),
     Package("torchao", "torchao", "other engines in fp8"),
