@@ -68,7 +68,8 @@ def test_results_are_kept_and_a_later_call_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_step_at_its_limit_ends_with_its_children_and_keeps_its_output(tmp_path: Path) -> None:
-    child = f"import subprocess, sys; print('began', flush=True); subprocess.run(['{sys.executable}', '-c', 'import time; time.sleep(600)'])"
+    wait = f"subprocess.run([{sys.executable!r}, '-c', 'import time; time.sleep(600)'])"
+    child = f"import subprocess; print('began', flush=True); {wait}"
     (result,) = run_steps([step("slow", child, limit_s=3)], tmp_path, 200)
     assert (result.status, result.exit_code) == ("timed out", None)
     assert "began" in result.output
