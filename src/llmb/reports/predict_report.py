@@ -94,7 +94,8 @@ def fits_text(use: MemoryUse) -> str:
         return f"rank {fullest.rank} needs {tensors}; the memory of the device is unknown"
     verb = "fits" if use.fits else "does not fit"
     needs = f"{about}{number(use.needed_gib)} of {number(use.capacity_gib)} GiB on stage {fullest.pp_stage}"
-    return f"{verb}: rank {fullest.rank} needs {needs}, {tensors} and about {number(MARGIN_GIB)} beside them"
+    rest = f"about {number(MARGIN_GIB)} GiB for the CUDA context, NCCL and fragmentation"
+    return f"{verb}: rank {fullest.rank} needs {needs}: {tensors}, and {rest}"
 
 
 TERM_TITLES = {
