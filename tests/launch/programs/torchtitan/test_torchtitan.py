@@ -18,6 +18,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import Request, find_model, resolve
+from llmb.catalogue.throughput import parameter_count
 from llmb.cli.main import app
 from llmb.launch.programs.torchtitan.arguments import check_versions, titan_plan
 from llmb.launch.programs.torchtitan.models import model_problems, titan_model
@@ -50,29 +51,46 @@ def test_arguments_are_as_kept(path: Path) -> None:
 
 
 CHECK = """
-import json, sys
+import json, sys, torch
 from dataclasses import asdict
+from importlib import import_module
 from torchtitan.config import ConfigManager
 from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
 from torchtitan.models import deepseek_v3, gpt_oss, llama3, qwen3
-read = {name: ConfigManager().parse_args(line).to_dict() for name, line in json.load(sys.stdin).items()}
+lines, described = json.load(sys.stdin)
+read = {name: ConfigManager().parse_args(line).to_dict() for name, line in lines.items()}
 families = {"llama3": llama3.llama3_args, "qwen3": qwen3.qwen3_args}
 families |= {"gpt_oss": gpt_oss.gptoss_configs, "deepseek_v3": deepseek_v3.deepseekv3_args}
 models = {f"{name} {size}": asdict(one) for name, sizes in families.items() for size, one in sizes.items()}
 split = [generate_llm_fqn_per_model_part(*sizes) for sizes in ((64, 126, 1, 1), (8, 61, 1, 2))]
 stages = [[sum(name.startswith("layers") for name in part) for part in parts] for parts in split]
-json.dump([read, models, stages], sys.stdout)
+def parameters(family, arguments, values, rope_scaling, experts):
+    module = import_module(f"torchtitan.models.{family}.model.args")
+    parts = {"rope_scaling_args": module.RoPEScalingArgs(**rope_scaling)} if rope_scaling else {}
+    parts |= {"moe_args": module.MoEArgs(**experts)} if experts else {}
+    model = getattr(module, arguments)(**{**values, "max_seq_len": 4096}, **parts)
+    model.moe_impl = "standard"
+    with torch.device("meta"):
+        built = import_module(f"torchtitan.models.{family}").get_train_spec().model_cls(model)
+    return sum(each.numel() for each in built.parameters())
+json.dump([read, models, stages, {name: parameters(*one) for name, one in described.items()}], sys.stdout)
 """
 
 
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed: llmb[torchtitan]")
 @pytest.mark.slow
 def test_torchtitan_takes_the_kept_arguments_and_has_the_same_models() -> None:
-    lines = json.dumps({path.stem: path.read_text().splitlines()[1:] for path in KEPT})
-    done = subprocess.run([sys.executable, "-P", "-c", CHECK], input=lines, capture_output=True, text=True)
+    lines = {path.stem: path.read_text().splitlines()[1:] for path in KEPT}
+    every = {f"{one.model} {one.size}": one for one in Catalogue().models.values() if not list(model_problems(one))}
+    described = {name: titan_model(one, one.layers) for name, one in every.items()}
+    text = json.dumps([lines, described])
+    done = subprocess.run([sys.executable, "-P", "-c", CHECK], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    read, models, stages = json.loads(done.stdout)
-    assert len(read) == 18
+    read, models, stages, parameters = json.loads(done.stdout)
+    assert {"llama3.1 8b", "qwen3 tiny-moe", "gpt_oss 120b", "deepseek-v3 16b", "kimi-k2 1t"} <= parameters.keys()
+    for name, model in every.items():
+        assert parameters[name] == parameter_count(model)[0] - selection_biases(model), name
+    assert len(read) == 19
     largest = read["llama-405b-fp8-512-h100"]
     assert largest["model"]["converters"] == ["quantize.linear.float8"]
     assert (largest["compile"]["enable"], largest["training"]["global_batch_size"]) == (True, 256)
@@ -100,6 +118,13 @@ def test_torchtitan_takes_the_kept_arguments_and_has_the_same_models() -> None:
         if ours.rope_scaling:
             assert theirs["rope_scaling_args"] == ours.rope_scaling
             assert [rounded_ffn(values) for values in (theirs, ours.values)] == [model.ffn_hidden_size] * 2
+
+
+def selection_biases(model: Model) -> int:
+    """Count the biases of the router's selection, which are buffers of torchtitan's model."""
+    if model.moe is None or model.other_parts is None or model.other_parts.router_groups is None:
+        return 0
+    return model.moe.experts * sum(map(model.is_moe_layer, range(model.layers)))
 
 
 # Its Qwen3 235B has the base of a later release of the weights, and its DeepSeek-V3 0.70 and another epsilon than the
