@@ -74,7 +74,7 @@ def test_measured_kernels_replace_their_terms_and_the_rest_stays(tmp_path: Path)
     text = found.calibration.text
     assert text.startswith("trace a.json, step 9: measured GEMMs 11 s (-3 %), attention 0.8 s (-33 %)")
     assert "exposed sends 0.75 s" in text and "exposed gathers and reductions 0.75 s" in text
-    assert text.endswith("the rest as predicted; its model and layout are not in the trace")
+    assert text.endswith("the rest as predicted; the trace does not contain model and layout")
     assert found.error_pct > usual.error_pct
     fewer = calibrated(trace(tmp_path / "b.json", {"nvjet_hsh_256x128": 11.0}), plan)
     assert {name for name in usual.terms if fewer.terms[name] != usual.terms[name]} == {

@@ -130,7 +130,7 @@ def test_a_stage_is_compared_with_itself_where_layers_differ(tiny_plan: Callable
     assert across.excess.wait_s == 0.0
     alone = layout.model_copy(update={"pp": 4, "dp": 1})
     assert rank_excess(lines, alone, same_layers=False) == Missing(
-        "each pipeline stage has one rank, and other layers than the next"
+        "each pipeline stage has a single rank, and stages have different layers"
     )
     assert rank_excess(lines, layout_of(tiny_plan, scale=2), same_layers=True) == Missing(
         "the recorded times do not match the run's 2 ranks"

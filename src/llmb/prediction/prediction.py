@@ -84,7 +84,7 @@ class Calibration:
 @dataclass(frozen=True, slots=True)
 class BeyondNvlink:
     """Messages of TP or EP that cross a network. gpus: consecutive GPUs that exchange them, more than an NVLink domain
-    has. added_s: the part of the step that would not be there in a domain of so many GPUs."""
+    has. added_s: the time that a step would be shorter if these GPUs were in one domain."""
 
     group: Literal["TP", "EP"]
     gpus: int
@@ -176,7 +176,7 @@ def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibrat
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
-    """Return rates with those of ``CHIP`` divided by the chip's efficiency relative to an H100; None: 1."""
+    """Return rates, those of ``CHIP`` divided by the chip's efficiency relative to an H100, which is 1 if None."""
     return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 

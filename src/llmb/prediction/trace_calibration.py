@@ -19,7 +19,7 @@ OPERATORS = ("memory", "cast", "routed", "fp8_layer_s", "moe_layer_s")
 TO_EXPERTS = ("all_to_all", "dispatch", "combine")
 SENDS = ("send_recv",)
 REDUCTIONS = ("all_gather", "reduce_scatter", "all_reduce")
-"""Kinds of collectives in traces by what they are used for."""
+"""Kinds of collectives in traces, by use."""
 DO = "calibrate with a trace of the same model, layout and GPU type"
 
 
@@ -50,8 +50,8 @@ def calibrate_with_trace(
             factors |= dict.fromkeys(replaced, seconds / predicted)
             texts.append(f"{name} {seconds:.4g} s ({100 * (seconds / predicted - 1):+.0f} %)")
     if not texts:
-        raise UsageError(f"{title} has no kernels that predictions know", do=DO)
-    unknown = "" if recorded else "; its model and layout are not in the trace"
+        raise UsageError(f"{title} has no kernels of a predicted term", do=DO)
+    unknown = "" if recorded else "; the trace does not contain model and layout"
     text = f"{title}, step {step.step}: measured {', '.join(texts)}; the rest as predicted{unknown}"
     return replace(usual, text=text, factors=factors, error="trace")
 
@@ -88,7 +88,7 @@ def _check(title: str, trace: RankTrace, recorded: EnginePlan | None, plan: Engi
     if trace.gpu_name and gpu_type_of(trace.gpu_name, types) != plan.recipe.gpu_type:
         raise UsageError(f"{title} is of {trace.gpu_name}, but the prediction is for {plan.recipe.gpu_type}", do=DO)
     if trace.typical.cuda_graph_s:
-        do = "record it with '--cuda-graph-trace=node' of nsys"
+        do = "record a trace with 'nsys profile --cuda-graph-trace=node'"
         raise UsageError(f"{title} has CUDA graphs without their kernels", do=do)
     theirs = _facts(recorded) if recorded else {"gpus": trace.world_size or layout.gpus}
     for name, ours in _facts(plan).items():

@@ -2,8 +2,8 @@
 """``rank_times.jsonl``: parts of each rank's step times, and the rank that the others wait for.
 
 All ranks of a step end together, because each waits for the others in collectives. So only parts that a rank spends
-alone show which one is slow: its input, the copy to its GPU, and its forward passes. It has one line per step, or in a
-long run per group of steps.
+alone show which one is slow: its input, the copy to its GPU, and its forward passes. The file has one line per step, or
+in a long run per group of steps.
 """
 
 import json
@@ -24,7 +24,7 @@ from llmb.runs.folder import BrokenRecord
 from llmb.runs.steps import read_lines
 
 MOST_VALUES = 1 << 20
-"""About 8 MB; with up to 20,000 ranks, each of 12 steps has a line of its own."""
+"""Maximum number of values in a file of about 8 MB: with up to 20,000 ranks, each of 12 steps has its own line."""
 
 
 class RankTime(NamedTuple):
@@ -42,7 +42,7 @@ class RankTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """The parts of a step of each rank, in microseconds, as in ``RankTime``."""
+    """The parts of each rank's step, in microseconds, as in ``RankTime``."""
 
     first_step: int
     last_step: int
@@ -117,9 +117,9 @@ class RankExcess(NamedTuple):
     input_s: float
     copy_s: float
     compute_s: float
-    """In the forward passes of all micro-batches."""
+    """The excess of the forward passes of all micro-batches."""
     wait_s: float
-    """In the first micro-batch."""
+    """The excess of waits in the first micro-batch."""
 
 
 class Straggler(NamedTuple):
@@ -143,7 +143,7 @@ class Excess:
     forward_s: float
     """The forward passes of the median rank in a step."""
     rivals: int
-    """The number of ranks with which a rank is compared, with itself."""
+    """The number of ranks that are compared with each other."""
 
     @property
     def alone_s(self) -> NDArray[np.float64]:
@@ -161,9 +161,9 @@ class Excess:
 
     def straggler(self, same_rank: float, slower: float) -> Straggler | None:
         """Return the rank that is the slowest in the fraction ``same_rank`` of the lines, and by the fraction
-        ``slower`` of its forward passes; None if there is none.
+        ``slower`` of the median rank's forward passes; None if there is none.
 
-        A wait is the effect of another rank's own work, if any has more of it, and of two ranks either may be late.
+        Waits count only if no rank is slower alone, because others then wait for it; of two ranks, either may be late.
         """
         for times in (self.alone_s, *([self.parts_s[:, WAIT]] if self.rivals >= FEWEST_FOR_WAITS else [])):
             slowest = np.bincount(times.argmax(axis=-1))
@@ -179,7 +179,7 @@ SMALLEST_S = 1e-6
 
 
 def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None) -> Excess | Missing:
-    """Return the times of ranks in ``steps``, by default all, beyond that of the median rank of their pipeline stage.
+    """Return the times of ranks in ``steps``, by default all, beyond those of the median rank of their pipeline stage.
 
     Missing if they were not recorded, cannot be read, or cannot be compared.
     """
@@ -193,7 +193,7 @@ def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None)
 
 
 def rank_excess(lines: Sequence[RankTimes], layout: Layout, *, same_layers: bool) -> Excess | Missing:
-    """Return the times of ranks beyond that of the median rank of their pipeline stage; Missing if they have no rivals.
+    """Return the times of ranks beyond those of the median rank of their stage; Missing if they cannot be compared.
 
     same_layers: True if the layers of all stages take the same time, and are compared across stages.
     """
@@ -203,7 +203,7 @@ def rank_excess(lines: Sequence[RankTimes], layout: Layout, *, same_layers: bool
         return Missing(f"the recorded times do not match the run's {layout.gpus} ranks")
     rivals = layout.gpus // layout.pp
     if rivals == 1 and not same_layers:
-        return Missing("each pipeline stage has one rank, and other layers than the next")
+        return Missing("each pipeline stage has a single rank, and stages have different layers")
     parts = np.array([[line.input_us, line.copy_us, line.layer_us, line.wait_us] for line in lines]) / 1e6
     in_stages = parts.reshape(*parts.shape[:2], layout.pp, rivals)  # consecutive ranks
     beyond = (in_stages - _median(in_stages)).reshape(parts.shape)

@@ -249,7 +249,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
             f"rank {found.rank}{node} is the slowest in {found.lines} of {len(run.ranks.parts_s)} steps; beyond the "
             f"median rank: {longer}",
             *([together] if work.shared_by > 1 else []),
-            "of compute only forward passes are timed; backward passes of a slow rank are also slower",
+            "of compute, only forward passes are timed; backward passes of a slow rank are also slower",
         ),
     )
 
@@ -362,7 +362,7 @@ def data_bound(run: Evidence) -> CauseShare | Missing | None:
         bound="at most" if on_gpu else "about",
         evidence=(
             f"a step waits {_ms(fmean(waits))} for its data, on the rank that waits longest",
-            *([f"without {_ms(alone_s)} of the slow rank alone"] if alone_s else []),
+            *([f"{_ms(alone_s)} of this, which only the slow rank waits, are not counted here"] if alone_s else []),
         ),
     )
 

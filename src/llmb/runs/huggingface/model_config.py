@@ -95,8 +95,7 @@ def setting_differences(model: Model, text: Config, form: WeightsFormat) -> Iter
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
     """Yield keys with values whose effect on the model is unknown; null means not specified. The configuration must
-    have no differences.
-    """
+    not differ from the model."""
     yield from unknown_to(format_of(model), config)
 
 
