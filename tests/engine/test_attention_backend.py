@@ -215,6 +215,27 @@ def test_flash_attention_3_is_used_while_it_is_asked_for_and_where_it_is_install
     assert nn.attention.current_flash_attention_impl() is None
 
 
+def test_flash_attention_4_may_return_more_than_torch_unpacks(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, ranks = alone()
+    (missing,) = attempt(attention_cores(models_of(plan, ranks)), plan, ranks, "flash4", False)
+    assert missing.problem == "No module named 'flash_attn'"
+
+    def refuse(*_: object, **_more: object) -> tuple[()]:
+        raise AssertionError("Unsupported compute capability")
+
+    cute = ModuleType("flash_attn.cute")
+    cute.interface = SimpleNamespace(_flash_attn_fwd=lambda *_, causal: (*"ol", causal), _flash_attn_bwd=refuse)
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    with attention_kernel("flash4"):
+        assert nn.attention.current_flash_attention_impl() == "FA4"
+    assert nn.attention.current_flash_attention_impl() is None
+    module = sys.modules["llmb.engine.kernels.flash_attention_4"]
+    assert module._flash_attn_fwd(causal=True) == ("o", "l")
+    with pytest.raises(RuntimeError, match=r"FlashAttention 4: AssertionError.*capability"):
+        module._flash_attn_bwd()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_repeated_heads_see_what_grouped_ones_see(masked: bool) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -248,7 +269,7 @@ def test_compiled_code_is_kept_apart_by_backend(tmp_path: Path, monkeypatch: pyt
 
 def test_every_backend_has_a_tag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     tags = set()
-    monkeypatch.setattr(attention_backend, "flash_attention_3", nullcontext)  # which is not installed
+    monkeypatch.setattr(attention_backend, "separate_flash_attention", lambda _: nullcontext())  # not installed
     for backend in KERNELS:
         with attention_kernel(backend):
             tags.add(torch.compiler.config.cache_key_tag)

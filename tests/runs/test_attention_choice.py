@@ -13,11 +13,12 @@ MILLISECONDS: dict[AttentionBackend, float] = {
     "varlen": 1.0,
     "flash": 3.0,
     "flash3": 2.5,
+    "flash4": 1.5,
     "cudnn": 2.0,
     "efficient": 5.0,
     "math": 90.0,
 }
-FUSED = ["flash", "flash3", "cudnn", "efficient"]
+FUSED = ["flash", "flash3", "flash4", "cudnn", "efficient"]
 
 
 def attempts(*unable: AttentionBackend) -> Callable[[AttentionBackend, bool], list[Trial]]:
@@ -32,12 +33,13 @@ def attempts(*unable: AttentionBackend) -> Callable[[AttentionBackend, bool], li
 @pytest.mark.parametrize(
     ("unable", "taken", "tried", "why"),
     [
-        ((), "cudnn", FUSED, "the fastest of 4 that were timed"),
-        (("cudnn",), "flash3", FUSED, "the fastest of 3 that were timed"),
-        (("cudnn", "flash3"), "flash", FUSED, "the fastest of 2 that were timed"),
-        (("cudnn", "flash3", "flash"), "efficient", FUSED, "the only fused one that can be used"),
+        ((), "flash4", FUSED, "the fastest of 5 that were timed"),
+        (("flash4",), "cudnn", FUSED, "the fastest of 4 that were timed"),
+        (("flash4", "cudnn"), "flash3", FUSED, "the fastest of 3 that were timed"),
+        (("flash4", "cudnn", "flash3"), "flash", FUSED, "the fastest of 2 that were timed"),
+        (("flash4", "cudnn", "flash3", "flash"), "efficient", FUSED, "the only fused one that can be used"),
         (
-            ("cudnn", "flash3", "flash", "efficient"),
+            ("flash4", "cudnn", "flash3", "flash", "efficient"),
             "math",
             [*FUSED, "math"],
             "the only one that computes this run's attention",
@@ -88,7 +90,7 @@ def test_the_problem_is_what_torch_warns_of_the_backend_that_was_tried() -> None
     assert problem_text("out of memory\nat ...", warnings[:3]) == "out of memory"
 
 
-@pytest.mark.parametrize("choice", ["flash3", "cudnn", "efficient"])
+@pytest.mark.parametrize("choice", ["flash3", "flash4", "cudnn", "efficient"])
 def test_what_needs_a_gpu_is_refused_on_a_cpu(tiny_plan: Callable[..., Plan], choice: str) -> None:
     with pytest.raises(
         UsageError, match=f"--attention-backend {choice} needs a GPU; valid on a CPU: auto, varlen, flash, math"
@@ -114,4 +116,4 @@ def test_a_cpu_computes_documents_without_masks_if_it_can() -> None:
 def test_a_gpu_times_documents_without_masks_beside_the_others() -> None:
     report = select("auto", try_backends("auto", "cuda", attempts("flash"), packed=True))
     assert [trial.backend for trial in report.trials] == ["varlen", *FUSED]
-    assert (report.backend, report.why) == ("varlen", "the fastest of 4 that were timed")
+    assert (report.backend, report.why) == ("varlen", "the fastest of 5 that were timed")

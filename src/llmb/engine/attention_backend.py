@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from itertools import pairwise
 from types import MappingProxyType
@@ -49,11 +50,14 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
         "varlen": SDPBackend.FLASH_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
         "flash3": SDPBackend.FLASH_ATTENTION,
+        "flash4": SDPBackend.FLASH_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "math": SDPBackend.MATH,
     }
 )
+PACKAGES: Mapping[AttentionBackend, str] = MappingProxyType({"flash3": "FA3", "flash4": "FA4"})
+"""Torch's names for the backends that need a separate package."""
 RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of values")
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
 """The largest tolerated distance from exact results, relative to their norm; rounding to bf16 causes about 0.003."""
@@ -83,7 +87,7 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
     """
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
     with (
-        flash_attention_3() if backend == "flash3" else nullcontext(),
+        separate_flash_attention(backend) if backend in PACKAGES else nullcontext(),
         sdpa_kernel(KERNELS[backend]),
         torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
     ):
@@ -91,10 +95,14 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
 
 
 @contextmanager
-def flash_attention_3() -> Iterator[None]:
-    """Use FlashAttention 3 as torch's flash attention in this context, or raise one of ``FAILURES``."""
+def separate_flash_attention(backend: AttentionBackend) -> Iterator[None]:
+    """Use the FlashAttention of a separate package as torch's own in this context, or raise one of ``FAILURES``."""
+    if backend == "flash4":
+        hook = import_module("torch.nn.attention._fa4").register_flash_attention_fa4  # not in every torch
+        register = partial(hook, "llmb.engine.kernels.flash_attention_4")
+        nn.attention.register_flash_attention_impl(PACKAGES[backend], register_fn=register)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that kernels are replaced
-        nn.attention.activate_flash_attention_impl("FA3")
+        nn.attention.activate_flash_attention_impl(PACKAGES[backend])
     try:
         yield
     finally:

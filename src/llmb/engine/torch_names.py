@@ -28,6 +28,7 @@ ENGINE = (
     *_names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     *_names("torch.distributed.device_mesh.DeviceMesh", "_flatten _unflatten"),
     *_names("torch.distributed.distributed_c10d", "_get_default_group"),
+    *_names("torch.distributed.pipelining._backward", "stage_backward"),
     *_names("torch.distributed.pipelining.schedules", "_PipelineScheduleRuntime"),
     *_names("torch.distributed.pipelining.stage.PipelineStage", "_prepare_backward_infra _prepare_forward_infra"),
     *_names("torch.distributed.tensor._utils", "compute_local_shape_and_global_offset"),

@@ -33,15 +33,15 @@ def fp8_product(device: Device, *, emulate: bool) -> Fp8Product:
     return Fp8Product(dtype="fp8", why="the GPU's own product")
 
 
-AttentionBackend = Literal["varlen", "flash", "flash3", "cudnn", "efficient", "math"]
-AttentionChoice = Literal["auto", "varlen", "flash", "flash3", "cudnn", "efficient", "math"]
+AttentionBackend = Literal["varlen", "flash", "flash3", "flash4", "cudnn", "efficient", "math"]
+AttentionChoice = Literal["auto", "varlen", "flash", "flash3", "flash4", "cudnn", "efficient", "math"]
 BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
     "cpu": ("varlen", "flash", "math"),
-    "cuda": ("varlen", "flash", "flash3", "cudnn", "efficient", "math"),
+    "cuda": ("varlen", "flash", "flash3", "flash4", "cudnn", "efficient", "math"),
 }
 """The backends of each device. ``varlen`` is flash attention of documents of variable length, for packed sequences
-only; the others mask pairs of tokens of different documents. ``flash3`` needs a separate package. ``math`` is the
-last resort: it keeps the scores of all pairs of tokens."""
+only; the others mask pairs of tokens of different documents. ``flash3`` and ``flash4`` need separate packages.
+``math`` is the last resort: it keeps the scores of all pairs of tokens."""
 
 
 class Trial(Record):

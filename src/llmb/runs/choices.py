@@ -221,8 +221,8 @@ class Choices(Record):
         AttentionChoice,
         _training(
             help="torch's attention kernel. 'auto': on a GPU, the fastest at this run's shapes, timed before the first "
-            "step; on a CPU, flash, or varlen for packed sequences. 'flash3', 'cudnn' and 'efficient' need a GPU, and "
-            "'flash3' (FlashAttention 3) also needs the package flash-attn-3."
+            "step; on a CPU, flash, or varlen for packed sequences. 'flash3', 'flash4', 'cudnn' and 'efficient' need a "
+            "GPU; 'flash3' and 'flash4' (FlashAttention 3 and 4) also need the package flash-attn-3 or flash-attn-4."
         ),
     ] = "auto"
     force_load_balancing: Annotated[
