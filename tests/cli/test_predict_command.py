@@ -280,6 +280,16 @@ def test_a_plan_needs_no_valid_layout_to_start_from(llmb: Run) -> None:
     assert "no layout fits: of 672 ways 672 do not divide" in refused.stderr
 
 
+def test_the_layers_of_a_proxy_are_named_for_the_whole_model(llmb: Run) -> None:
+    asked = ("plan", "pretrain_llama3.1", "405b", "--scale", "32", "--gpu-type", "h100", "--top", "1", "--tp", "8")
+    assert "for the whole model, add --layers 126" in llmb(*asked).stdout
+    whole = llmb(
+        *asked[:3], "--scale", "128", "--gpu-type", "gb200", "--layers", "126", "--gbs", "64", "--tp", "8"
+    ).stdout
+    assert "PREDICTED layouts of pretrain_llama3.1 405b bf16 on 128 x gb200" in whole
+    assert "proxy" not in whole
+
+
 def test_a_recipe_that_does_not_fit_is_marked_and_one_that_was_changed_is_none(llmb: Run) -> None:
     text = llmb(*PLAN, "--top", "1", "--gbs", "64", "--max-memory-gib", "60").stdout
     (own,) = (line for line in text.splitlines() if line.startswith("adapted "))

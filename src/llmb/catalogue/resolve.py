@@ -458,8 +458,9 @@ def _recipe(
     model = model_of(full, table, row.model_copy(update={"layers": layout.layers}))
     changed = {name: value for name, value in sizes.items() if value != getattr(published, name)}
     expectations, reason = _expectations(catalogue, request, gpu_type, dtype, pick, changed)
-    published_size = layout.layers == full.layers  # a proxy's checkpoint is smaller
-    checkpoint = workload.checkpoints.get(request.size) if published_size else None
+    is_smaller = row.proxy and (row.vocab_size is not None or row.experts is not None)
+    is_proxy = layout.layers != full.layers or is_smaller
+    checkpoint = None if is_proxy else workload.checkpoints.get(request.size)
     gpu = catalogue.gpus.get(gpu_type)
     return Recipe(
         workload=workload.workload,
@@ -470,7 +471,7 @@ def _recipe(
         release=table.release,
         document=catalogue.documents[table.document] if table.document else None,
         task=workload.task,
-        proxy=row.proxy or layout.layers != full.layers,
+        proxy=is_proxy,
         full_layers=full.layers,
         model=model,
         layout=layout,

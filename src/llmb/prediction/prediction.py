@@ -300,6 +300,7 @@ def _aspects(plan: EnginePlan, gpu: Gpu) -> Iterator[str]:
     joined = gpu.nvlink_domain_gpus >= gpu.gpus_per_node and gpu.nvlink_gb_s >= LEAST_NVLINK_GB_S
     found = {
         "platform": gpu.vendor != "nvidia" or not joined,
+        "tp_network": layout.tp > gpu.nvlink_domain_gpus,
         "hardware": gpu.is_foreign,
         "sharding": plan.parallelism.dp_sharding == "full",
         "recompute": plan.recompute != "none",

@@ -505,6 +505,8 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
     if any(one.plan.syncs_each_pass for one in found.layouts):
         yield "synced: --gradient-sync micro-batch"
     yield from _crossing_notes(found)
+    if found.recipe.proxy:
+        yield f"a proxy was searched: for the whole model, add --layers {found.recipe.full_layers}"
     if ahead is not None and ahead > found.first.error_pct:
         yield f"the first is {ahead:.1f} % {better} than the recipe"
     elif ahead is not None and ahead >= 0:
