@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where rank 0 listens, and that jobs that meet at one port take nothing of each other."""
 
+import json
+import os
 import resource
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +23,11 @@ from llmb.engine.parallel.rendezvous import (
     connect,
     host_store,
     listen,
+    route_address,
 )
 from llmb.nodes.doctor.rules import rule
 
+HERE = Path(__file__).parent
 PATIENCE = timedelta(seconds=60)
 
 
@@ -59,6 +66,51 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(EnvironmentProblem, match=f"127.0.0.1, port {port}, where the ranks meet: Address already"):
             listen("127.0.0.1", port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "address"),
+    [
+        ({"MASTER_ADDR": "10.1.0.1"}, "10.1.0"),
+        ({"MASTER_ADDR": "node0"}, "10.1.0"),
+        ({"MASTER_ADDR": "node0", "GLOO_SOCKET_IFNAME": "eth1"}, None),
+    ],
+    ids=["address", "name", "interface that is missing on node0"],
+)
+def test_ranks_of_two_nodes_meet_though_each_finds_its_own_name_at_loopback(
+    tmp_path: Path, needs: Callable[..., None], variables: dict[str, str], address: str | None
+) -> None:
+    """Not with torch's own device, which listens at that loopback address; a user's own interface is taken."""
+    own = ["unshare", "--map-root-user", "--net", "--uts", "--mount"]
+    possible = all(map(shutil.which, ("unshare", "ip"))) and not subprocess.run([*own, "true"], check=False).returncode
+    needs("mount", possible, "unshare (util-linux) and ip (iproute2) must be allowed to make a network")
+    environ = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+    environ |= {"PYTHONPATH": str(HERE.parent / "support"), "OMP_NUM_THREADS": "1", "MASTER_PORT": "29500"} | variables
+    command = [*own, "sh", str(HERE / "two_nodes.sh"), str(tmp_path), sys.executable, str(HERE / "route_worker.py")]
+    environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
+    if address is None:
+        assert done.returncode
+        assert "eth1" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    found = sorted([*json.loads(line).values()] for line in done.stdout.splitlines())
+    assert found == [[0, 3, f"{address}.1"], [1, 3, f"{address}.2"]]
+
+
+@pytest.mark.parametrize(
+    ("variables", "address"),
+    [
+        ({}, None),
+        ({"MASTER_ADDR": "nowhere.invalid"}, None),
+        ({"MASTER_ADDR": "127.0.0.1"}, "127.0.0.1"),
+        ({"MASTER_ADDR": "localhost", "WORLD_SIZE": "2"}, "127.0.0.1"),
+        ({"MASTER_ADDR": "127.0.1.1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "127.0.0.1"),
+    ],
+)
+def test_gloo_uses_loopback_on_one_node(variables: dict[str, str], address: str | None) -> None:
+    assert route_address(variables) == address
 
 
 def test_two_jobs_at_one_port_take_nothing_of_each_other(given: Callable[..., None]) -> None:

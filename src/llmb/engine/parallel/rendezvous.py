@@ -11,7 +11,8 @@ alternating all-gathers and reduce-scatters on one group, as in sequence paralle
 and abort the process. A group's collectives run one after the other anyway, so a single thread has no measurable cost.
 
 The groups of a process also share one device per network interface. torch would create a device for each group, with a
-thread that wakes up 100 times per second, and a process can have about ten groups.
+thread that wakes up 100 times per second, and a process can have about ten groups. torch would also bind it to the
+address of the host's name, which on Debian is a loopback address that other nodes cannot reach; see ``route_address``.
 
 torch passes no options to its own ``gloo``, but calls our function for the registered backend wherever it creates a
 group: for the world, meshes, flattened meshes and FSDP.
@@ -24,7 +25,7 @@ import os
 import re
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from itertools import chain
@@ -270,7 +271,37 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
-    """Return a device for each of ``interfaces``, separated by commas, or torch's default device if there are none."""
+    """Return a device for each of ``interfaces``, separated by commas, or one for this node's ``route_address``."""
     gloo: Any = dist.ProcessGroupGloo
-    named = [gloo.create_device(interface=name) for name in interfaces.split(",") if name]
-    return named or [gloo.create_default_device()]
+    if named := [gloo.create_device(interface=name) for name in interfaces.split(",") if name]:
+        return named
+    address = route_address(os.environ)
+    return [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
+
+
+ELSEWHERE = "203.0.113.1"
+"""An address of no host, reserved for documentation (RFC 5737): the route to it is the default route."""
+
+
+def route_address(environ: Mapping[str, str]) -> str | None:
+    """Return this node's address on the route to rank 0; None without MASTER_ADDR or a route.
+
+    On rank 0's own node, its name can resolve to loopback. If other nodes have ranks too, or that is unknown, return
+    the address on the default route instead.
+    """
+    master = environ.get("MASTER_ADDR", "")
+    address = _source_address(master) if master else None
+    one_node = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE") or _is_loopback(master)
+    if address and _is_loopback(address) and not one_node:
+        return _source_address(ELSEWHERE)
+    return address
+
+
+def _source_address(host: str) -> str | None:
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
