@@ -263,8 +263,10 @@ class Ledger(TorchDispatchMode):
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Inner:
         """Run the code of an operator with a separate ledger, and return its counts."""
         own = Ledger(fuses=self.fuses, mode=self.mode)
+        self.inside += 1  # a graph that is compiled within the counted step has not run yet
         with own:
             kept = function(*arguments)
+        self.inside -= 1
         peak = own.memory.peak.bytes
         del kept
         return Inner(peak, own.flops, tuple(own.collectives))
