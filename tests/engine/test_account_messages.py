@@ -73,14 +73,16 @@ def by_ranks(messages: Counter[tuple[str, str]], layout: Layout) -> Counter[tupl
 
 
 def counted(collectives: tuple[CollectiveCount, ...], layout: Layout) -> Counter[tuple[str, str]]:
-    """Without what is received, which another rank sent, and tensor-parallel sums of a few numbers."""
+    """Without what is received, which another rank sent, tensor-parallel sums of a few numbers, and what a rank that
+    is alone in its group sends to itself."""
     world = next((name for name in ("tp", "cp") if getattr(layout, name) == layout.gpus), "dp")
     groups = {"dp_cp": "dp", "replicate": "dp", "world": world}
     found: Counter[tuple[str, str]] = Counter()
     for each in collectives:
         group = each.group.split()[0]
         of_tp = group in ("tp", "mesh_dp_tp") and layout.sequence_parallel
-        few = each.kind == "all_reduce" and (of_tp or each.bytes < FEW_BYTES)
+        is_alone = each.kind == "all_to_all" and getattr(layout, group, 0) == 1
+        few = is_alone or (each.kind == "all_reduce" and (of_tp or each.bytes < FEW_BYTES))
         if each.kind != "recv" and not few and each.bytes:
             found[groups.get(group, group), each.kind] += each.bytes
     return by_ranks(found, layout)

@@ -386,7 +386,8 @@ class RankWork:
         last = layout.pp - 1
         if self.model.tied_embeddings and self.trained and last and rank in (0, last):
             # Both stages have the table, and one sends its gradient to the other.
-            yield Messages("send", "pp", 1, float(size_of_gradient * self.sizes.vocabulary * self.sizes.hidden))
+            size = FP32 * replicas.dense / (layout.dp * layout.cp) if self.sizes.is_sharded else size_of_gradient
+            yield Messages("send", "pp", 1, size * self.sizes.vocabulary * self.sizes.hidden)
 
     @property
     def gathers(self) -> int:
