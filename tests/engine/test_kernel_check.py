@@ -37,7 +37,7 @@ def test_all_ranks_leave_out_attention_that_is_wrong_on_one_and_end_for_a_wrong_
     assert {(each["kernel"], each["rank"]) for each in wrong} == {(kernel, 1) for kernel in casts}
     assert {each["rank"] for each in first["kernels"] if each["right"]} == {0}
     assert "cast_both_ways, 128x128, on rank 1: " in first["problem"]
-    assert "another version of ptxas than 12.8.93" in first["problem"]
+    assert "a different version of ptxas than 12.8.93" in first["problem"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32])

@@ -303,8 +303,8 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
             say(f"note: {node} is skipped: {state.problem}")
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
-        do = "run 'sinfo -R', or pass --nodes LIST to see the reason for each node"
-        raise UsageError("no node of the partition or cluster accepts jobs", do=do)
+        do = "see the reasons above and in 'sinfo -R', or pass other --nodes or another --partition"
+        raise UsageError("none of these nodes accepts jobs", do=do)
     return usable
 
 

@@ -207,7 +207,7 @@ class FurtherGpus:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The basis of predictions: the runs or measurements that ``selector`` selects, and the software."""
+    """The run, trace or measurements that calibrate predictions, and the software whose overlap they assume."""
 
     selector: str | None = None
     software: str | None = None

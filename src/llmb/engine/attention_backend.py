@@ -329,7 +329,7 @@ def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[flo
 
 
 def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:
-    """Describe the first of ``RESULTS`` that is not finite or differs by more than ``bound``; None if there is none."""
+    """Describe the first of ``RESULTS`` that is not finite or too far from exact attention; None if there is none."""
     for name, distance in zip(RESULTS, distances, strict=True):
         if not math.isfinite(distance):
             return f"its {name} is not finite"

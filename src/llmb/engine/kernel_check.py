@@ -101,7 +101,7 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
         raise EnvironmentProblem(
             f"kernels compute wrong results at the shapes of this run:{itemized(wrong)}",
             do="set TRITON_PTXAS_PATH (from compute capability 10.0 on, TRITON_PTXAS_BLACKWELL_PATH) to the path of "
-            f"another version of ptxas than {ptxas or 'this one'}",
+            f"a different version of ptxas{f' than {ptxas}' if ptxas else ''}",
         )
 
 

@@ -247,7 +247,10 @@ def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
         )
     if imbalance > plan.recipe.layout.ep:
         most = plan.recipe.layout.ep
-        raise UsageError(f"--imbalance is {imbalance:g}, but one of {most} ranks has at most {most} times the mean")
+        what = (
+            f"--imbalance is {imbalance:g}, but one of {most} ranks has at most {most} times the mean number of tokens"
+        )
+        raise UsageError(what, do=f"pass a value from 1 to {most}")
     return plan.model_copy(update={"capacity_factor": imbalance})
 
 

@@ -213,8 +213,8 @@ def _conclude(evidence: RunEvidence) -> Result:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """Report the events on nodes; Missing if no samples are usable. ``nodes`` are all nodes of the run and ``count`` is
-    their minimum number, if known.
+    """Report the events on nodes; Missing if no samples are usable. ``nodes`` and ``count`` as for
+    ``find_events``.
     """
     if isinstance(samples, Missing):
         return samples

@@ -147,7 +147,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Read the tensors of ``each`` in place, then round masters to parameters; return all tensors, and the time."""
+    """Load the tensors of ``each``, and round masters to parameters; return all tensors by name, and the duration."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
@@ -163,7 +163,7 @@ def load_state(
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Read the tensors of ``each`` in place; return all of them by name. A collective.
+    """Read into the tensors of ``each``; return all of them by name. A collective.
 
     For tensors in ``places``, only the elements there are read.
 

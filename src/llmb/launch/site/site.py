@@ -131,6 +131,7 @@ def check_machine(plan: Plan, machine: Machine) -> None:
     if plan.device == "cuda" and plan.processes > gpus:
         needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
         raise EnvironmentProblem(
-            f"{recipe.workload} {recipe.size} at this scale requires {needed}, but this machine has {gpus}",
-            do="pass a smaller --scale, or '-s tiny --gpu-type cpu', or --dry-run to show the plan",
+            f"{recipe.workload} {recipe.size} at this scale requires {needed}, but this machine has {gpus or 'none'}",
+            do=f"pass {f'--scale {gpus} or less, ' if gpus else ''}'-s tiny --gpu-type cpu' to train on the CPU, or "
+            "--dry-run to show the plan",
         )

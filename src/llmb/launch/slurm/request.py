@@ -85,7 +85,7 @@ class SlurmChoices(Record):
         GpuRequest | None, _option(help="Flag that requests GPUs; none for whole nodes if Slurm does not manage GPUs.")
     ] = None
     gres: Annotated[
-        str | None, _option(help="Generic resources per node, such as gpu:8. Default: the GPUs that the job uses.")
+        str | None, _option(help="Generic resources per node, such as nvme:1. GPUs are requested without it.")
     ] = None
     nodelist: Annotated[str | None, _option(help="Nodes that the job must include.", set_by=("SBATCH_NODELIST",))] = (
         None
@@ -104,7 +104,11 @@ class SlurmChoices(Record):
     reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
     nice: Annotated[int | None, _option(help="Amount by which to lower the priority.")] = None
     segment: Annotated[
-        int | None, _option(help="Nodes in one NVLink domain (sbatch --segment). Default: as many as fit evenly.")
+        int | None,
+        _option(
+            help="Nodes per NVLink domain (sbatch --segment). Default where a domain spans nodes: the largest "
+            "divisor of the job's number of nodes that fits in it."
+        ),
     ] = None
     dependency: Annotated[str | None, _option(help="Jobs that must end first, such as afterok:1234.")] = None
     retries: Annotated[

@@ -96,7 +96,7 @@ class Rule(Record):
         return self.check("pass", value, of=of)
 
     def check(self, status: Status, value: str | float | None, case: str = "", of: str = "") -> Check:
-        """Return the result of the check; ``case`` selects the advice, and ``of`` is one of several places."""
+        """Return the result of the check. ``case`` selects the advice; ``of`` is the place, if there are several."""
         advice = None if status == "pass" else self.advice_for.get(case, self.advice)
         return Check(name=self._name(of), status=status, value=value, advice=advice)
 
