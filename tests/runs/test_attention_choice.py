@@ -57,9 +57,17 @@ def test_auto_takes_the_quickest_fused_backend_of_a_gpu(
 
 def test_auto_times_nothing_on_a_cpu() -> None:
     report = select("auto", try_backends("auto", "cpu", attempts()))
-    assert (report.backend, report.why) == ("flash", "the only fused one")
+    assert (report.backend, report.why) == ("flash", "the first fused one")
     assert report.trials == (Trial(backend="flash"),)
     assert select("auto", try_backends("auto", "cpu", attempts("flash"))).backend == "math"
+
+
+def test_deterministic_runs_take_the_first_backend_with_a_deterministic_backward_pass_untimed() -> None:
+    trials = try_backends("auto", "cuda", attempts("flash", "flash3", "flash4"), deterministic=True)
+    assert [(trial.backend, trial.milliseconds) for trial in trials if not trial.problem] == [("efficient", None)]
+    assert "cudnn" not in {trial.backend for trial in trials}
+    unable = attempts("flash", "flash3", "flash4", "efficient")
+    assert select("auto", try_backends("auto", "cuda", unable, deterministic=True)).backend == "math"
 
 
 def test_what_is_asked_for_is_taken_or_refused_with_the_reason() -> None:

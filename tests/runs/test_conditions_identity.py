@@ -177,6 +177,7 @@ def plan_with(overrides: dict[str, object], **choices: object) -> EnginePlan:
         ({}, {"recompute": "full"}, "_recompute-full"),
         ({}, {"compiled": False}, "_eager"),
         ({}, {"attention_backend": "flash"}, "_attention-flash"),
+        ({}, {"deterministic": True}, "_deterministic"),
         ({}, {"grad_reduce_dtype": "fp32"}, "_reduce-fp32"),
         ({}, {"document_tokens": 512}, "_documents512"),
         ({}, {"parallelism": {"dp_sharding": "full"}}, "_shard-full"),

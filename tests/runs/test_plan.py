@@ -109,6 +109,11 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
             {"dtype": "fp8", "fp8_recipe": "current", "overrides": {"layers": 2}},
             "the number of layers is 2; choose delayed or current-all, or pass --layers 3 or more",
         ),
+        (
+            "pretrain_llama3.1",
+            {"deterministic": True, "attention_backend": "cudnn"},
+            "--attention-backend cudnn has no deterministic backward pass; omit it, or --deterministic",
+        ),
         ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is set, but nothing is saved"),
         ("pretrain_llama3.1", {"lora_rank": 8}, "--lora-rank is set, but pretrain_llama3.1 trains all weights"),
         ("finetune_llama3", {"lora_rank": 0}, "--lora-rank is 0"),

@@ -65,7 +65,7 @@ PLANS = (
     f"{TINY} --scale 2 --tp 2 --no-sequence-parallel --no-resources --compile --window all --dtype fp8 --emulate-fp8",
     f"{TINY} --scale 1 --checkpoint-interval 10 --resource-interval 2 --stall-limit 60 --attention-backend flash",
     f"{EXPERTS} --scale 2 --capacity-factor 0 --ep 2",
-    f"{EXPERTS} --scale 1 --force-load-balancing",
+    f"{EXPERTS} --scale 1 --force-load-balancing --deterministic",
     f"{EXPERTS} --pretend-scale 8 --rank 3 --steps 5",
     f"{TUNED} --scale 1 --document-tokens 12 --lora-alpha 3",
     f"{TUNED} --scale 1 --lora-rank 4 --lora-targets qv --window last",

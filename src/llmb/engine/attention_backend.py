@@ -114,7 +114,9 @@ def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) 
     cores = attention_cores(stages)
     attempted = partial(attempt, cores, plan, ranks)
     packed = first_documents(plan) is not None
-    trials = try_backends(plan.attention_backend, plan.device, attempted, packed=packed)
+    trials = try_backends(
+        plan.attention_backend, plan.device, attempted, packed=packed, deterministic=plan.deterministic
+    )
     forget_memory(ranks.device)
     report = select(plan.attention_backend, trials)
     for core in cores:

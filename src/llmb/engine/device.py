@@ -6,11 +6,14 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
+from llmb.base.errors import UsageError
 from llmb.readers.samples.host import Device
 
 
@@ -64,6 +67,27 @@ def local_device(kind: Device) -> torch.device:
 def exact_fp32() -> None:
     """Compute fp32 matrix products in full precision: GPUs could otherwise round inputs to 10 mantissa bits (TF32)."""
     torch.set_float32_matmul_precision("highest")
+
+
+REPRODUCIBLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"), "NCCL_NVLS_ENABLE": ("0",)}
+)
+"""Values of variables with which results repeat bit by bit, with the default first: streams of cuBLAS would otherwise
+share buffers, and switches of NVLink would add in an order that NCCL does not specify (Megatron-LM also excludes NVLS).
+"""
+
+
+def be_deterministic() -> None:
+    """Let torch, cuBLAS and NCCL use only deterministic algorithms. Call this before CUDA and NCCL start.
+
+    Inductor then selects kernels without timing them. Raise UsageError if the user's variables have other values.
+    """
+    for name, valid in REPRODUCIBLE.items():
+        value = os.environ.setdefault(name, valid[0])
+        if value not in valid:
+            what = f"--deterministic is set, but {name} is {value!r}; it must be {' or '.join(valid)}"
+            raise UsageError(what, do=f"unset {name}, or omit --deterministic")
+    torch.use_deterministic_algorithms(True)
 
 
 def memory(device: torch.device) -> Memory:

@@ -22,12 +22,15 @@ from llmb.runs.record import attempt_plan, read_record
 def work(folder: RunFolder) -> None:
     check_names(ENGINE)
     # Only now: they cannot be imported without those names.
+    from llmb.engine.device import be_deterministic
     from llmb.engine.loop import train
     from llmb.engine.parallel.alone import pretend_others
 
     plan = attempt_plan(read_record(folder))
     if plan.profile is None or plan.profile.profiler != "nsys":  # nsys may start ranks from a thread that ends
         end_with_parent()
+    if plan.deterministic:
+        be_deterministic()
     progress = Progress(plan.first_step)
     start_watchdog(plan, folder, progress)
     own_log = ask_for_nccl_log(plan, folder)

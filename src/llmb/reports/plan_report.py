@@ -46,6 +46,8 @@ def start_lines(plan: Plan) -> list[str]:
     if isinstance(plan, EnginePlan) and plan.fp8_recipe:
         product = fp8_product(plan.device, emulate=plan.emulate_fp8)
         lines.append(f"FP8 products are computed in {product.dtype}: {product.why}")
+    if isinstance(plan, EnginePlan) and plan.deterministic:
+        lines.append("deterministic algorithms only")
     if plan.predicted:
         lines.append(f"predicted: {predicted_text(plan.predicted)}")
     return [*lines, *recipe.decisions]

@@ -42,6 +42,9 @@ BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
 """The backends of each device. ``varlen`` is flash attention of documents of variable length, for packed sequences
 only; the others mask pairs of tokens of different documents. ``flash3`` and ``flash4`` need separate packages.
 ``math`` is the last resort: it keeps the scores of all pairs of tokens."""
+NOT_DETERMINISTIC = ("cudnn",)
+"""Backends that torch refuses to use with deterministic algorithms. Flash attention and ``efficient`` then sum the
+gradients of queries and keys in a fixed order, and the gradients of ``math`` are products."""
 
 
 class Trial(Record):
@@ -69,26 +72,36 @@ class AttentionReport(Record):
     trials: tuple[Trial, ...]
 
 
-def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
-    """Return why the backend is unsupported on a device; None if it is supported."""
+def choice_problem(choice: AttentionChoice, device: Device, *, deterministic: bool = False) -> str | None:
+    """Return why the backend is unsupported on a device, or with deterministic algorithms; None if it is supported."""
+    if deterministic and choice in NOT_DETERMINISTIC:
+        return f"--attention-backend {choice} has no deterministic backward pass; omit it, or --deterministic"
     if choice == "auto" or choice in BACKENDS[device]:
         return None
     return f"--attention-backend {choice} needs a GPU; valid on a CPU: {', '.join(('auto', *BACKENDS[device]))}"
 
 
 def try_backends(
-    choice: AttentionChoice, device: Device, attempt: Callable[..., list[Trial]], *, packed: bool = False
+    choice: AttentionChoice,
+    device: Device,
+    attempt: Callable[..., list[Trial]],
+    *,
+    packed: bool = False,
+    deterministic: bool = False,
 ) -> list[Trial]:
     """Try the backends of ``choice``. ``attempt`` tries one and, if its last argument is True, times it, also with
-    repeated heads. ``auto`` times all fused backends of a GPU; on a CPU it takes the first that works, reproducibly.
+    repeated heads. ``auto`` times all fused backends of a GPU; on a CPU, or with deterministic algorithms, it takes the
+    first that works, because times vary.
     """
     if choice != "auto":
         return attempt(choice, False)
-    *fused, last = [backend for backend in BACKENDS[device] if packed or backend != "varlen"]
+    excluded = (*(() if packed else ("varlen",)), *(NOT_DETERMINISTIC if deterministic else ()))
+    *fused, last = [backend for backend in BACKENDS[device] if backend not in excluded]
+    times = device == "cuda" and not deterministic
     trials = list[Trial]()
     for backend in fused:
-        trials += attempt(backend, device == "cuda")
-        if device == "cpu" and able(trials):
+        trials += attempt(backend, times)
+        if not times and able(trials):
             break
     return trials if able(trials) else [*trials, *attempt(last, False)]
 
@@ -119,7 +132,7 @@ def _why(choice: AttentionChoice, best: Trial, usable: Sequence[Trial]) -> str:
     if best.milliseconds is None and best.backend == "varlen":
         return "varlen skips pairs of tokens of different documents"
     if best.milliseconds is None:
-        return "the only one that computes this run's attention" if best.backend == "math" else "the only fused one"
+        return "the only one that computes this run's attention" if best.backend == "math" else "the first fused one"
     several = len({trial.backend for trial in usable})
     why = f"the fastest of {several} that were timed" if several > 1 else "the only fused one that can be used"
     for other in (trial for trial in usable if trial.backend == best.backend and trial is not best):

@@ -200,6 +200,10 @@ class Choices(Record):
     emulate_fp8: Annotated[
         bool, _training(help="Cast to FP8, but multiply in bf16: for GPUs without FP8. This is not as fast as FP8.")
     ] = False
+    deterministic: Annotated[
+        bool,
+        _training(help="Use only algorithms that repeat results bit by bit on the same machine; they may be slower."),
+    ] = False
     recompute: Annotated[Recompute, _training(help="Activation recomputation (activation checkpointing).")] = "none"
     compiled: Annotated[
         bool | None,
@@ -378,7 +382,7 @@ class Choices(Record):
         prediction. ``resumed`` are a checkpoint's adapters."""
         yield from filter(None, (recipe.engine_problem if trains else recipe.prediction_problem, *limit_problems(self)))
         yield from self.label_problems()
-        if problem := choice_problem(self.attention_backend, device):
+        if problem := choice_problem(self.attention_backend, device, deterministic=self.deterministic):
             yield problem
         yield from self._routing_problems(recipe)
         if self.checkpoint_dir and not self.saves:

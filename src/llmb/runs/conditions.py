@@ -47,6 +47,7 @@ Values = Mapping[str, str]
 """Conditions on one side of a comparison by dotted key; unknown conditions are missing."""
 SETTINGS = (
     "emulate_fp8",
+    "deterministic",
     "recompute",
     "compiled",
     "attention_backend",

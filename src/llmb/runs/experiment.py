@@ -100,6 +100,7 @@ def _engine_parts(plan: Plan) -> Iterator[str]:
     parts = {
         str(plan.fp8_recipe): plan.fp8_recipe not in (None, Choices().fp8_recipe_of(recipe)),
         "emulated": plan.emulate_fp8,
+        "deterministic": plan.deterministic,
         f"recompute-{plan.recompute}": plan.recompute != "none",
         "compiled": plan.compiled and plan.device == "cpu",
         "eager": not plan.compiled and plan.device == "cuda",

@@ -197,6 +197,7 @@ class EnginePlan(Plan):
     """The input of a worker of the engine or torchtitan. With software and machine, it determines a run's results."""
 
     emulate_fp8: bool = False
+    deterministic: bool = False
     recompute: Recompute
     """Required, so that it distinguishes an EnginePlan in a file from a Plan."""
     compiled: bool = False
@@ -277,6 +278,7 @@ def make_plan(
         seed=next(seed for seed in (choices.seed, saved and saved.seed, DEFAULT_SEED) if seed is not None),
         fp8_recipe=choices.fp8_recipe_of(recipe),
         emulate_fp8=choices.emulate_fp8,
+        deterministic=choices.deterministic,
         recompute=choices.recompute,
         compiled=choices.compiles_on(device),
         attention_backend=choices.attention_backend,

@@ -211,6 +211,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
         "data": dataset_title("squad", layout.seq_len) if squad else document and document.data,
         "lora": recipe.lora and str(recipe.lora),
         "emulate_fp8": False,
+        "deterministic": False,
         "force_load_balancing": False,
         **_published_ways(recipe),
         # Recipes have figures of their own GPU type, and figures without a stated GPU type.

@@ -15,7 +15,7 @@ LLAMA = ("-w", "pretrain_llama3.1")
 @pytest.mark.parametrize(
     ("options", "backend", "why"),
     [
-        ((*LLAMA, "--scale", "1", "--steps", "10"), "flash", "the only fused one"),  # a run of other tests, too
+        ((*LLAMA, "--scale", "1", "--steps", "10"), "flash", "the first fused one"),  # a run of other tests, too
         ((*LLAMA, "--scale", "2", "--steps", "3", "--cp", "2", "--attention-backend", "math"), "math", "chosen"),
     ],
 )

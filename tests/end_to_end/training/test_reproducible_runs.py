@@ -5,9 +5,15 @@
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from llmb.base.errors import UsageError
+from llmb.engine.device import REPRODUCIBLE, be_deterministic
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_record
 
 Losses = Callable[..., list[dict[str, Any]]]
 
@@ -41,6 +47,39 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(losses: Losse
         [step[key] for key in deterministic] for step in again
     ]
     assert [step["loss"] for step in first[:2]] != [step["loss"] for step in other]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-w", "pretrain_mixtral", "--dtype", "fp8", "--emulate-fp8", "--capacity-factor", "1", "--seq-len", "64"),
+        pytest.param((*LLAMA, "--dtype", "bf16", "--compile", "--recompute", "full"), marks=pytest.mark.slow),
+        pytest.param(("-w", "pretrain_qwen3", "--dtype", "fp8", "--tp", "2"), marks=pytest.mark.slow),
+    ],
+)
+def test_two_deterministic_runs_are_equal_bit_by_bit(
+    losses: Losses, finished: Callable[..., dict[str, Any]], options: tuple[str, ...]
+) -> None:
+    """JSON has every digit of a number. A label makes it another run, which trains alike."""
+    common = (*options, "--scale", "2", "--steps", "3", "--deterministic")
+    first, again = (
+        [[step[key] for key in ("loss", "grad_norm")] for step in losses(*common, "--label", label)]
+        for label in ("first", "again")
+    )
+    assert first == again
+    record = read_record(RunFolder(Path(finished(*common, "--label", "first")["run_dir"])))
+    assert record.plan.deterministic
+
+
+@pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":0:0"), ("NCCL_NVLS_ENABLE", "1")])
+def test_a_variable_that_prevents_determinism_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for each, valid in REPRODUCIBLE.items():
+        monkeypatch.setenv(each, valid[0])
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"--deterministic is set, but {name} is '{value}'"):
+        be_deterministic()
 
 
 @pytest.mark.slow
