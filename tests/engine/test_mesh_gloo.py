@@ -19,7 +19,9 @@ from llmb.runs.checkpoints.checkpoint import saved_checkpoints
 from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent
-WORKER, RACE_WORKER, HOSTS_WORKER = (HERE / f"{name}_worker.py" for name in ("gloo", "race", "hosts"))
+WORKER, RACE_WORKER, HOSTS_WORKER, LIMIT_WORKER = (
+    HERE / f"{name}_worker.py" for name in ("gloo", "race", "hosts", "limit")
+)
 SLOW_COPY = HERE / "slow_name_copy.c"
 SECONDS, UNTIL_ABORT_S, ENDS_WITHIN_S = 10, 400, 600
 """The second is reached by chance only: the race takes half a minute, or several times that on a busy machine."""
@@ -69,6 +71,23 @@ def test_hosts_are_connected_within_a_node_and_first_ranks_with_each_other(
     # Two of each rank: its own and its heartbeat's. The first rank has the other ends, too.
     assert [found["store"] for found in printed] == [2 + 2 * count, *[2] * (count - 1)]
     assert [checkpoint.record.step for checkpoint in saved_checkpoints(tmp_path / "checkpoints")] == [1, 2]
+
+
+@pytest.mark.parametrize(("stall_limit_s", "limit_s"), [(5, 60), (0, 24 * 24 * 3600)])
+def test_ranks_wait_for_one_that_loads_for_longer_than_torch_s_limit(
+    tmp_path: Path,
+    tiny_plan: Callable[..., Plan],
+    run_ranks: Callable[..., list[str]],
+    stall_limit_s: int,
+    limit_s: int,
+) -> None:
+    """In the groups of pipelines, too, which are made after that of all ranks. Zero is no limit."""
+    plan = tiny_plan(overrides={"pp": 2, "vp": 2, "layers": 4}, stall_limit_s=stall_limit_s)
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    for printed in run_ranks(LIMIT_WORKER, 2, tmp_path):
+        limits = json.loads(printed)
+        assert len(limits) > 1
+        assert set(limits) == {limit_s}
 
 
 def test_a_process_that_is_bound_to_a_gpu_has_such_a_group_too(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
 from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.exchange import Stages, await_updates, reduce_partial_gradient
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, limit_collectives
 from llmb.engine.parallel.pipeline import Passes, build_passes
 from llmb.engine.precision.apply import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
@@ -160,7 +160,12 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 def load_start(
     plan: EnginePlan, folder: RunFolder, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, progress: Progress
 ) -> None:
-    """Load the weights that the plan starts with, if any, then the checkpoint that it resumes from. A collective."""
+    """Load the weights that the plan starts with, if any, then the checkpoint that it resumes from. A collective.
+
+    Before that, set the time limit for collectives, because ranks that have loaded wait for the others.
+    """
+    if not ranks.alone:
+        limit_collectives(plan)
 
     def load(path: Path, read: Callable[[], CheckpointTime]) -> None:
         verified = verify_checkpoint(

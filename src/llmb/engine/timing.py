@@ -32,10 +32,10 @@ from llmb.engine.device import Memory, Moment, Span, memory
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import MoELayer, Router, count_choices
 from llmb.engine.optimizer import learning_rate
-from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.mesh import Ranks, collective_limit
 from llmb.engine.parallel.rendezvous import Hosts, all_gather, ranks_of_node
 from llmb.runs.folder import write_atomically
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 from llmb.runs.rank_times import RankTime
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
@@ -237,7 +237,7 @@ class CompleteStep(NamedTuple):
 class StepReader:
     """Records when steps begin and end, and reads their values later. All ranks must make the same calls."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, load: ExpertLoadCounter, layers: LayerTimes) -> None:
+    def __init__(self, plan: EnginePlan, ranks: Ranks, load: ExpertLoadCounter, layers: LayerTimes) -> None:
         self.plan = plan
         self.ranks = ranks
         self.load = load
@@ -248,7 +248,8 @@ class StepReader:
         # Values that hosts know are exchanged between hosts: on the GPU they would be queued after the next step.
         per_node = ranks_of_node(ranks.world_size)
         exchanges = self.queues and not ranks.alone
-        self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures") if exchanges else None
+        limit = collective_limit(plan)
+        self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures", limit) if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
         """Begin a step now or, if values of the previous step are pending, at its end. saving: see ``Step``."""

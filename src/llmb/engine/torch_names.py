@@ -27,7 +27,7 @@ ENGINE = (
     *_names("torch.distributed.ProcessGroupGloo._Options", "_devices _threads _timeout"),
     *_names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     *_names("torch.distributed.device_mesh.DeviceMesh", "_flatten _unflatten"),
-    *_names("torch.distributed.distributed_c10d", "_get_default_group"),
+    *_names("torch.distributed.distributed_c10d", "_get_default_group _set_pg_timeout _world"),
     *_names("torch.distributed.pipelining._backward", "stage_backward"),
     *_names("torch.distributed.pipelining.schedules", "_PipelineScheduleRuntime"),
     *_names("torch.distributed.pipelining.stage.PipelineStage", "_prepare_backward_infra _prepare_forward_infra"),

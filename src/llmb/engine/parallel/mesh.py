@@ -20,6 +20,7 @@ from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
 from llmb.engine.parallel.rendezvous import announce_folder, gloo_backend, host_store
 from llmb.runs.choices import Replicas
+from llmb.runs.failure import PHASE_LIMITS
 from llmb.runs.plan import EnginePlan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
@@ -27,6 +28,8 @@ DIMENSIONS = ("pp", "dp", "cp", "tp")
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
 """Dimensions of the mesh for routed experts, of the same ranks; ``edp`` is data parallelism of experts."""
 LONGEST_LEAVE_S = 5
+NO_LIMIT = timedelta(days=24)
+"""About the maximum of 32-bit milliseconds, because torch has no way to wait without a limit."""
 Value = TypeVar("Value")
 
 
@@ -69,7 +72,7 @@ class Ranks:
 def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
     """Connect this process to the other ranks; raise ValueError if the plan is for another number of ranks."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
-    connect_ranks(device, folder=folder)
+    connect_ranks(device, collective_limit(plan), folder)
     world_size = dist.get_world_size()
     if world_size != gpus:
         raise ValueError(f"the number of ranks is {world_size}, but the plan is for {gpus}")
@@ -91,6 +94,17 @@ def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder
         timeout=timeout,
         device_id=device if on_gpu else None,
     )
+
+
+def collective_limit(plan: EnginePlan) -> timedelta:
+    """Return torch's time limit for collectives: the watchdog's longest, so that the watchdog reports a hang first."""
+    return timedelta(seconds=plan.stall_limit_s * max(PHASE_LIMITS.values())) or NO_LIMIT
+
+
+def limit_collectives(plan: EnginePlan) -> None:
+    """Apply the limit to all groups so far: each new group has torch's default, 10 minutes with NCCL."""
+    for group in dist.distributed_c10d._world.pg_map:
+        dist.distributed_c10d._set_pg_timeout(collective_limit(plan), group)
 
 
 Parts = tuple[tuple[int, ...], ...]
