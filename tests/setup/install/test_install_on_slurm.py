@@ -117,7 +117,7 @@ def test_on_a_terminal_it_asks_until_answers_are_valid(
         ("Partition for jobs that need no GPU", ""),
         ("GPU type", "cpu"),
         ("How jobs ask Slurm for GPUs", ""),
-        ("Workloads", "3,6"),
+        ("Workloads", "5,8"),
         ("Containers", ""),
         ("Python environment", "existing"),
         ("Python: a program", str(small_python)),
