@@ -281,12 +281,11 @@ priors below. Smallest run: rates of the other models and one factor from that r
 smaller. Baselines use the same rows: a step takes as long as its FLOPs with full attention at one MFU, or as 6 FLOPs
 per parameter and token. The largest error is mostly that of 405b in FP8 on 2,304 GPUs, which its document prints 9 %
 slower than on 1,152, while all other doublings cost at most 3 %; nothing is fitted to that row. Without it, the
-largest error with one
-model left out is {largest_without_slip(held_out):.1f} %.
+largest error with one model left out is {largest_without_slip(held_out):.1f} %.
 
 Of {ranking.clear} pairs of layouts of one model and dtype whose published speeds differ by more than 3 %, predictions
-with that model left out rank {ranking.agreed} as published; {ranking.suspect} of the other
-{ranking.clear - ranking.agreed} have that row on 2,304 GPUs.
+with that model left out rank {ranking.agreed} as published; the row on 2,304 GPUs is in {ranking.suspect} of the
+{ranking.clear - ranking.agreed} that they do not.
 
 ## What no published step checks
 
