@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from benchmarks.published_layouts import table
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.launch.programs.engine.program import count_ranks
 from llmb.prediction.memory import settle_sharding
 from llmb.prediction.prediction import Prediction, default_calibration, predict, predict_rows, usual_software
+from llmb.prediction.sizes import BF16
 from llmb.prediction.step_time import TERMS
-from llmb.prediction.work import RankWork
+from llmb.prediction.work import PassWork, RankWork
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import RankAccount
@@ -125,7 +127,7 @@ def _of_engine(asked: Asked) -> Iterator[Case]:
         (11, "tiny on 8, TP 2, everything recomputed", asked.plan("tiny", 8, {"tp": 2}, Choices(recompute="full"))),
     ):
         group = "tp" if number == 11 else "dp"
-        engine, ours = _engine_bytes(plan, group), _predicted_bytes(plan, group)
+        engine, ours = _engine_bytes(plan, group), predicted_work(plan)[0][group, "all_gather"]
         yield Case(
             f"{number}: {text}",
             f"bytes of {group.upper()} all-gathers as in the engine's step",
@@ -220,17 +222,40 @@ def _engine_bytes(plan: EnginePlan, group: str) -> float:
     return sum(each.bytes for each in account.collectives if each.kind == "all_gather" and each.group in names)
 
 
-def _predicted_bytes(plan: EnginePlan, group: str) -> float:
+def predicted_work(plan: EnginePlan, stage: int = 0) -> tuple[Counter[tuple[str, str]], float]:
+    """Bytes of the messages of a rank in a step, and FLOPs of its products in bf16."""
     work, layout = RankWork(plan, None), plan.recipe.layout
-    parts = [(each, count * layout.ga) for kind, count in work.stages[0] for each in work.layer(kind)]
-    parts += [(each, layout.ga) for each in (*work.first(), *(work.last() if layout.pp == 1 else ()))]
-    found: Counter[str] = Counter()
+    is_first, is_last = stage == 0, stage == layout.pp - 1
+    parts: list[tuple[PassWork, int]] = [
+        (each, count) for kind, count in work.stages[stage] for each in work.layer(kind)
+    ]
+    parts += [(each, 1) for each in work.first() if is_first]
+    parts += [(each, 1) for each in work.last() if is_last]
+    messages: Counter[tuple[str, str]] = Counter()
     for part, count in parts:
         for message in part.messages:
-            found[f"{message.group} {message.kind}"] += int(count * message.number * message.size)
-    for message in work.of_step(0):
-        found[f"{message.group} {message.kind}"] += int(message.number * message.size)
-    return found[f"{group} all_gather"]
+            messages[message.group, message.kind] += int(count * layout.ga * message.number * message.size)
+    for message in work.of_step(stage):
+        messages[message.group.removesuffix("_replicas"), message.kind] += int(message.number * message.size)
+    if layout.pp > 1:
+        passed = work.between_stages()
+        # Nothing is sent beyond the first and the last stage.
+        number = passed.number - is_first - is_last
+        messages["pp", "send"] += int(layout.ga * number * passed.size)
+    if plan.lora and is_first and layout.sequence_shards > 1:
+        # Adapters need no gradient of the first layer's input, which predictions count all the same.
+        messages["tp", "reduce_scatter"] -= int(layout.ga * BF16 * work.sizes.hidden * work.sizes.tokens)
+    flops = sum(count * layout.ga * part.flops.get("bf16", 0.0) for part, count in parts)
+    return by_ranks(messages, layout), flops
+
+
+def by_ranks(messages: Counter[tuple[str, str]], layout: Layout) -> Counter[tuple[str, str]]:
+    """Join groups that have the same ranks, or whose ranks hold the same kind of parameters."""
+    same = {"edp": "dp", "cp": "dp" if layout.dp == 1 else "cp"}
+    found: Counter[tuple[str, str]] = Counter()
+    for (group, kind), size in messages.items():
+        found["experts" if kind == "all_to_all" else same.get(group, group), kind] += size
+    return found
 
 
 def case_rows(catalogue: Catalogue) -> list[list[str]]:

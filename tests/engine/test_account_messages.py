@@ -4,14 +4,13 @@
 from collections import Counter
 
 import pytest
+from benchmarks.predict.review_cases import by_ranks, predicted_work
 from tests.prediction.test_memory_random_layouts import SYNCED, random_layout
 
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.launch.programs.engine.program import count_rank, count_ranks
-from llmb.prediction.sizes import BF16
-from llmb.prediction.work import PassWork, RankWork
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import AccountJob, CollectiveCount, countable
@@ -36,42 +35,6 @@ def planned(workload: str, sizes: dict[str, int]) -> EnginePlan:
     return countable(make_plan(resolve(Catalogue(), request), choices, device="cuda"))[0]
 
 
-def predicted(plan: EnginePlan, stage: int = 0) -> tuple[Counter[tuple[str, str]], float]:
-    """Bytes of the messages of a rank in a step, and FLOPs of its products in bf16."""
-    work, layout = RankWork(plan, None), plan.recipe.layout
-    is_first, is_last = stage == 0, stage == layout.pp - 1
-    parts: list[tuple[PassWork, int]] = [
-        (each, count) for kind, count in work.stages[stage] for each in work.layer(kind)
-    ]
-    parts += [(each, 1) for each in work.first() if is_first]
-    parts += [(each, 1) for each in work.last() if is_last]
-    messages: Counter[tuple[str, str]] = Counter()
-    for part, count in parts:
-        for message in part.messages:
-            messages[message.group, message.kind] += int(count * layout.ga * message.number * message.size)
-    for message in work.of_step(stage):
-        messages[message.group.removesuffix("_replicas"), message.kind] += int(message.number * message.size)
-    if layout.pp > 1:
-        passed = work.between_stages()
-        # Nothing is sent beyond the first and the last stage.
-        number = passed.number - is_first - is_last
-        messages["pp", "send"] += int(layout.ga * number * passed.size)
-    if plan.lora and is_first and layout.sequence_shards > 1:
-        # Adapters need no gradient of the first layer's input, which predictions count all the same.
-        messages["tp", "reduce_scatter"] -= int(layout.ga * BF16 * work.sizes.hidden * work.sizes.tokens)
-    flops = sum(count * layout.ga * part.flops.get("bf16", 0.0) for part, count in parts)
-    return by_ranks(messages, layout), flops
-
-
-def by_ranks(messages: Counter[tuple[str, str]], layout: Layout) -> Counter[tuple[str, str]]:
-    """Join groups that have the same ranks, or whose ranks hold the same kind of parameters."""
-    same = {"edp": "dp", "cp": "dp" if layout.dp == 1 else "cp"}
-    found: Counter[tuple[str, str]] = Counter()
-    for (group, kind), size in messages.items():
-        found["experts" if kind == "all_to_all" else same.get(group, group), kind] += size
-    return found
-
-
 def counted(collectives: tuple[CollectiveCount, ...], layout: Layout) -> Counter[tuple[str, str]]:
     """Without what is received, which another rank sent, tensor-parallel sums of a few numbers, and what a rank that
     is alone in its group sends to itself."""
@@ -94,7 +57,7 @@ def counted(collectives: tuple[CollectiveCount, ...], layout: Layout) -> Counter
 def test_messages_and_products_are_those_of_the_engine(name: str) -> None:
     plan = planned(*LAYOUTS[name])
     account = count_rank(AccountJob(plan=plan, rank=0))
-    messages, flops = predicted(plan)
+    messages, flops = predicted_work(plan)
     assert flops == pytest.approx(account.flops_by_kind["bf16"], rel=UNPREDICTED)
     assert messages == pytest.approx(counted(account.collectives, plan.recipe.layout), rel=UNPREDICTED)
     if LAYOUTS[name][0] == "pretrain_llama3.1":
@@ -112,6 +75,6 @@ def test_messages_of_random_layouts_are_those_of_the_engine(seed: int) -> None:
     layout = plan.recipe.layout
     expected = counted(account.collectives, layout)
     least = UNPREDICTED * sum(expected.values())
-    messages = predicted(plan, account.pp_stage)[0]
+    messages = predicted_work(plan, account.pp_stage)[0]
     for key in messages | expected:
         assert messages[key] == pytest.approx(expected[key], rel=UNPREDICTED, abs=least), (text, key)

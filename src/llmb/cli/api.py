@@ -252,8 +252,8 @@ def predict(
 ) -> RunPrediction:
     """Predict the time and the memory of a training step, like ``llmb predict``.
 
-    ``calibrate`` is a run, or measurements of ``llmb bench``; ``hardware`` is a file of GPU types. Raise UsageError for
-    invalid options.
+    ``calibrate`` is a run, a trace, or measurements of ``llmb bench``; ``hardware`` is a file of GPU types. Raise
+    UsageError for invalid options.
     """
     request, values = _requested(options, workload, size, Choices)
     basis, choices = Basis(None if calibrate is None else str(calibrate), software), build(Choices, values)
