@@ -28,7 +28,7 @@ def test_a_dry_run_names_the_commands_and_their_time(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--partition", "batch"], "--partition applies only to the nodes of a cluster"),
+        (["-p", "batch", "-A", "a"], "--partition and --account cannot be used without --nodes"),
         (["--set", "h100", "--dtype", "fp8"], "--set selects its own recipes"),
         (["--set", "h100"], "acceptance set h100 is for h100, but the GPU type is cpu"),
         (["--dtype", "fp8"], "a recipe requires a workload and a size"),

@@ -97,10 +97,10 @@ def test_a_file_gives_a_line_for_each_and_a_bad_one_spoils_no_other(llmb: Run, t
     refused = llmb("predict", "--file", str(file))
     assert refused.returncode == 2
     assert "unknown columns: nodes" in refused.stderr
-    for more in (("-s", "8b"), ("--recompute", "full"), ("--scaling", "weak")):
+    for more in (("-s", "8b"), ("--calibrate", "latest"), ("--scaling", "weak")):
         refused = llmb("predict", "--file", str(file), *more)
         assert refused.returncode == 2
-        assert "cannot be combined with --file" in refused.stderr
+        assert more[0] in refused.stderr and "cannot be combined with --file" in refused.stderr
 
 
 def test_what_a_file_says_is_no_formula_and_nothing_that_a_terminal_obeys_in_what_is_printed(

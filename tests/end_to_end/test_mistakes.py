@@ -42,7 +42,7 @@ MISTAKES = [
     (f"{TINY} --steps 0", 2, "--steps is 0; it must be at least 1"),
     (f"{TINY} --recompute some", 2, "--recompute is 'some'; it must be none or selective or full"),
     (f"{TINY} --label a..b", 2, "without '..'"),
-    (f"metrics {RECIPE} --step-time nan", 2, "is invalid"),
+    (f"metrics {RECIPE} --step-time nan", 2, "it must be above 1e-09"),
     ("jobs list --since yesterday", 2, "yesterday"),
     ("run pretrain_llama3.1 tiny -s 8b", 2, "the size has two values"),
     # Options that need others, or exclude them.

@@ -50,7 +50,7 @@ from llmb.verdict.expectations_file import acceptance_sets, find_acceptance_set
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 ASK_S = 60.0
 MINUTES, MINUTES_ON_CPU, MOST_MINUTES = 30.0, 5.0, 10_000
-CHOSEN = ("workload", "size", "dtype", "scale")
+CHOSEN, RECIPE_FLAGS = ("workload", "size", "dtype", "scale"), "-w, -s, --dtype and --scale"
 RECIPE = selection_options([options_of(Request)[name] for name in CHOSEN])
 _nodes = partial(typer.Option, rich_help_panel="Nodes of a cluster")
 
@@ -60,10 +60,10 @@ class ClusterOptions:
     """Options for nodes of a cluster, which are checked instead of this machine."""
 
     nodes: Annotated[
-        int | None, _nodes("-N", "--nodes", min=1, help="Check this number of usable nodes of the cluster.")
+        int | None, _nodes("-N", "--nodes", min=1, help="Number of usable nodes to check, instead of this machine.")
     ] = None
-    partition: Annotated[str | None, _nodes("-p", "--partition", help="Partition of the nodes.")] = None
-    account: Annotated[str | None, _nodes("-A", "--account", help="Slurm account of the jobs.")] = None
+    partition: Annotated[str | None, _nodes("-p", "--partition", help="Partition. Default: from the settings.")] = None
+    account: Annotated[str | None, _nodes("-A", "--account", help="Slurm account. Default: from the settings.")] = None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -77,9 +77,7 @@ class Duration:
 
     minutes: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=MOST_MINUTES, help="Maximum minutes of repeats to settle every verdict. Default: 30; 5 on a CPU."
-        ),
+        typer.Option(min=0, max=MOST_MINUTES, help="Minutes after which no run is repeated. Default: 30; 5 on a CPU."),
     ] = None
     set_name: Annotated[
         str | None,
@@ -88,7 +86,7 @@ class Duration:
         ),
     ] = None
     checks: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Run only these checks, as in 'llmb doctor --only'.")
+        str | None, typer.Option(metavar="NAMES", help="Checks or areas to run, as in 'llmb doctor --only'.")
     ] = None
     start_new: Annotated[
         bool, typer.Option("--new", help="Start again instead of resuming an interrupted acceptance.")
@@ -140,12 +138,12 @@ def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) 
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
-        raise UsageError("--set selects its own recipes", do="omit -w, -s, --dtype and --scale")
+        raise UsageError("--set selects its own recipes", do=f"omit {RECIPE_FLAGS}, or omit --set")
     if started_rank(os.environ):
         raise UsageError("RANK and WORLD_SIZE are set, but an acceptance starts its own ranks", do="unset both")
     parse_checks([duration.checks or ""])
-    if not cluster.nodes and cluster.words:
-        raise UsageError(f"{cluster.words[0]} applies only to the nodes of a cluster", do="add --nodes N, or omit it")
+    if not cluster.nodes and (flags := " and ".join(cluster.words[::2])):
+        raise UsageError(f"{flags} cannot be used without --nodes", do=f"add --nodes N, or omit {flags}")
     place = _nodes_of_cluster(catalogue, install, cluster) if cluster.nodes else _this_machine(catalogue)
     wanted = _wanted(chosen)
 
@@ -166,7 +164,7 @@ def _wanted(chosen: dict[str, Any]) -> Request | None:
     if not any(chosen.values()):
         return None
     if not (chosen["workload"] and chosen["size"]):
-        raise UsageError("a recipe requires a workload and a size", do="add -w and -s, or omit --dtype and --scale")
+        raise UsageError("a recipe requires a workload and a size", do=f"pass -w and -s, or omit {RECIPE_FLAGS}")
     return build(Request, chosen)
 
 
@@ -179,7 +177,7 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
     names, host = machine.gpu_names, host_name()
     if not names and shutil.which(QUERY[0]) and "CUDA_VISIBLE_DEVICES" not in os.environ:
         what = f"{QUERY[0]} is installed but shows no GPU"
-        raise EnvironmentProblem(what, do="run 'llmb doctor', or set CUDA_VISIBLE_DEVICES=-1 to accept only the CPU")
+        raise EnvironmentProblem(what, do="run 'llmb doctor', or set CUDA_VISIBLE_DEVICES=-1 to test only the CPU")
     if not names:
         return AcceptedNodes(
             subject=f"{host} ({machine.cores} CPU cores)", host=host, gpu_type=CPU, per_node=machine.cores
@@ -204,7 +202,8 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     if len(usable) < (wanted := cluster.nodes or 0):
         problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)
         what = f"--nodes is {wanted}, but only {len(usable)} of {len(states)} nodes can be used"
-        raise UsageError(f"{what}: {problems}" if problems else what, do="lower --nodes, or pass another --partition")
+        do = f"pass --nodes {len(usable)}, or another --partition" if usable else "try again when nodes are available"
+        raise UsageError(f"{what}: {problems}" if problems else what, do=do)
     per_node = nodes.placement.processes_per_node
     return AcceptedNodes(
         subject=f"{wanted} nodes of {per_node} x {nodes.gpu_type}",

@@ -50,15 +50,15 @@ SHAPES = selection_options([option for name, option in options_of(Request).items
 """The options of a recipe that determine its shapes; all of them are optional."""
 Dtypes = Annotated[
     str | None,
-    typer.Option("--dtype", help="bf16, fp16, fp32, fp8, or several separated by commas. Default: the recipe's."),
+    typer.Option("--dtype", help="bf16, fp16, fp32 or fp8 (gemm only), or several (bf16,fp8). Default: the recipe's."),
 ]
 Seconds = Annotated[
     float,
     typer.Option(
-        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third; 0: do not."
+        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third. 0: omit."
     ),
 ]
-Sizes = Annotated[list[str] | None, typer.Option("--size", help="Size with a unit, such as 64MiB or 1GB. Repeatable.")]
+Sizes = Annotated[list[str] | None, typer.Option("--size", help="Size of the copies, such as 64MiB. Repeatable.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Measuring:
     """Options that all measuring commands share."""
 
     repeat: Annotated[
-        int | None, typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by duration.")
+        int | None, typer.Option("--repeat", min=1, help="Repetitions of each case. Default: 3 to 200, by duration.")
     ] = None
     json: Json = False
 
@@ -195,7 +195,7 @@ def transfer(measuring: Measuring, size: Sizes = None) -> None:
     device = device_here("auto", this_machine())
     if device == "cpu":
         do = "use 'llmb bench memory' to measure copies within the host's memory"
-        raise EnvironmentProblem("transfers need a GPU, but nvidia-smi shows none", do=do)
+        raise EnvironmentProblem("transfers need a GPU, but this machine has no visible one", do=do)
     measuring.run(device, list(transfer_cases(_bytes(size))), "Copies between host and GPU")
 
 
@@ -220,9 +220,9 @@ app.command("gpus")(gpus)
 
 @app.command("list")
 def list_(
-    node: Annotated[str | None, typer.Option("--node", help="Only this node.")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="List only the measurements of this node.")] = None,
     benchmark: Annotated[
-        str | None, typer.Option("--benchmark", help="Only this benchmark, such as gemm or memory.")
+        str | None, typer.Option("--benchmark", help="List only this benchmark, such as gemm or memory.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -112,7 +112,7 @@ class Placed:
 
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", min=1, help="Processes here, or on each node of a job. Default: one per GPU."),
+        typer.Option("--ranks", min=1, help="Processes per node. Default: one per GPU; on a CPU, one per core or 4."),
     ] = None
     device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False
@@ -133,7 +133,7 @@ class Placed:
         here = len(machine.gpu_names) if device == "cuda" else on_cpu
         if device == "cuda" and self.ranks and self.ranks > here:
             what = f"{self.ranks} ranks need one GPU each, but this machine has {here}"
-            raise EnvironmentProblem(what, do="lower --ranks")
+            raise EnvironmentProblem(what, do=f"pass --ranks {here} or fewer")
         return device, here if self.ranks is None else self.ranks
 
 
@@ -201,7 +201,7 @@ def gpus(
     placed: Placed,
     ctx: typer.Context,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="Seconds to repeat the product; the last third is measured.")
+        float, typer.Option("--seconds", min=0.1, help="Seconds to repeat the matrix product; the last third is timed.")
     ] = 5.0,
 ) -> None:
     """Find slow GPUs by running the same matrix product on all GPUs at the same time.
@@ -260,14 +260,14 @@ LEAST_RANKS = 2
 class Sweep:
     """Options for the sizes and the calls of a measurement of collectives."""
 
-    min_size: Annotated[str, typer.Option("--min-size", help="Smallest size, with a unit.")] = f"{LEAST_BYTES}B"
+    min_size: Annotated[str, typer.Option("--min-size", help="Smallest message, such as 64KiB.")] = f"{LEAST_BYTES}B"
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", help="Largest size. Default: 16GiB on GPUs, 16MiB on CPUs, if memory allows."),
+        typer.Option("--max-size", help="Largest message. Default: 16GiB on GPUs, 16MiB on CPUs, if memory allows."),
     ] = None
     factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between consecutive sizes.")] = 2
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls before the timed ones.")] = 5
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls of each size, made first.")] = 5
 
     def request(self, names: list[str]) -> CollectiveRequest:
         """Return the request for these collectives; raise UsageError for an unknown name or size."""
@@ -329,7 +329,7 @@ def collectives(
     given = flags_of(ctx, values)
     if pairwise:
         if own := ["COLLECTIVE" if name == "names" else f"--{name.replace('_', '-')}" for name in flags_of(ctx, SWEEP)]:
-            raise UsageError(f"--pairwise uses its own sizes and does not accept {', '.join(own)}", do="omit them")
+            raise UsageError(f"--pairwise does not accept {', '.join(own)}: its calls are fixed", do="omit either")
         here = None if placed.is_job(given) else job_here()
         if not given and here is None:
             do = "add --nodes, such as --nodes 8, or run the command in an allocation, such as one of 'salloc'"
@@ -350,7 +350,7 @@ SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
 def _here(sweep: CollectiveRequest, placed: Placed) -> None:
     device, ranks = placed.here(on_cpu=RANKS_ON_CPU)
     if ranks < LEAST_RANKS:
-        raise UsageError("collectives need at least two ranks", do="add --device cpu --ranks 2, or --nodes 2")
+        raise UsageError("collectives need at least two ranks", do="pass --nodes 2, or --ranks 2 with --device cpu")
     job, measured_at, install = collective_job(sweep, device), now(), install_here()
     with CaseProgress() as progress:
         result = measure_here(job, ranks, progress.case)
@@ -417,6 +417,4 @@ def _pairwise(request: BenchJobRequest, placed: Placed) -> None:
             do = f"run 'llmb doctor --nodes {unfit}' to find the cause; 'llmb submit --exclude unfit' avoids them"
             raise RunFailed(f"unfit nodes ({count} of {total}): {unfit}", do=do)
         if not result.names(fit=True):
-            raise RunFailed(
-                f"none of {total} nodes could be judged", do="read the reasons above, and the log of the job"
-            )
+            raise RunFailed(f"none of {total} nodes could be judged", do="see the reason for each node in the result")

@@ -33,16 +33,16 @@ HELP = "Show checkpoints; export and import weights for Hugging Face.\n\nExample
 app = typer.Typer(cls=CommandGroup, help=HELP, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint of llmb: the folder above 'weights'.")
+    Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint of llmb: the folder that contains 'weights'.")
 ]
 Processes = Annotated[
     int | None,
     typer.Option(
-        "--processes", min=1, help="Processes, each with about 1 GB of memory. Default: one per core, up to 8."
+        "--processes", min=1, help="Number of processes; each needs about 1 GB. Default: one per core, up to 8."
     ),
 ]
 MaxFileSize = Annotated[
-    str, typer.Option("--max-file-size", help="Maximum size of a checkpoint file; imports are resumed file by file.")
+    str, typer.Option("--max-file-size", help="Maximum size of each file of the checkpoint, such as 500MB.")
 ]
 
 
@@ -71,10 +71,10 @@ def show(
 @app.command("export")
 def export_(
     checkpoint: Checkpoint,
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New folder for the Hugging Face model.")],
-    dtype: Annotated[Literal["fp32", "bf16"], typer.Option("--dtype", help="Dtype of the exported weights.")] = "fp32",
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New folder for the model or adapters.")],
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option("--dtype", help="Dtype of exported full weights.")] = "fp32",
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB.")
+        str, typer.Option("--max-shard-size", help="Maximum size of each safetensors file, such as 500MB.")
     ] = "5GB",
     merge: Annotated[
         bool, typer.Option("--merge", help="Export the full model, with the adapters merged into the base.")
@@ -104,7 +104,8 @@ def export_(
     lora = found.record.lora
     if (base and not merge) or (merge and lora is None):
         what = "--base requires --merge" if base and not merge else "--merge requires adapters; these are full weights"
-        raise UsageError(what, where=str(checkpoint), do=f"omit {'--merge' if merge else '--base'}")
+        do = f"omit {' and '.join(['--merge'] * merge + ['--base'] * bool(base))}"
+        raise UsageError(what, where=str(checkpoint), do=f"{do}, or add --merge" if lora else do)
     if lora and not merge:
         export_adapters(found, lora, directory, _note, verify=verify)
     else:
@@ -120,7 +121,7 @@ def import_(
     hf_directory: Annotated[
         Path,
         typer.Argument(
-            metavar="HF_DIRECTORY", help="Folder with config.json and safetensors files, or a NeMo 2 checkpoint."
+            metavar="HF_DIRECTORY", help="Hugging Face model, NeMo 2 checkpoint or, with --base, peft adapters."
         ),
     ],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder for the checkpoint.")],
@@ -129,7 +130,7 @@ def import_(
         str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
     ] = None,
     base: Annotated[
-        Path | None, typer.Option("--base", help="Import adapters in peft's format for the weights in this checkpoint.")
+        Path | None, typer.Option("--base", help="Checkpoint of the base weights, to import peft adapters.")
     ] = None,
     processes: Processes = None,
     max_file_size: MaxFileSize = "1GB",

@@ -20,7 +20,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError, closest, unknown
 from llmb.base.shown_text import printable_lines
 
 PANEL = "Output"
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
 def _check_folder(path: Path | None) -> Path | None:

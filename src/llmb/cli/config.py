@@ -106,7 +106,7 @@ def check(
         ),
     ] = None,
     release: Annotated[
-        str | None, typer.Option("--release", help="Release to compare with. Default: the most similar one.")
+        str | None, typer.Option("--release", help="Release to compare with, such as 25.04. Default: the most similar.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -150,7 +150,7 @@ def check(
     changed = [item.file for item in found if item.state != "as released"]
     if changed:
         what = f"{len(changed)} of {len(found)} files differ from {found[0].script.tag}"
-        raise InvalidRun(what, where=str(checkout), do=f"check out that tag of {REPOSITORY}")
+        raise InvalidRun(what, where=str(checkout), do=f"check out {found[0].script.tag} of {REPOSITORY}")
 
 
 @app.command("set")

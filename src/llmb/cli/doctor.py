@@ -74,14 +74,14 @@ class Checked:
     gpu_type: Annotated[
         str | None,
         typer.Option(
-            help="GPU type that the node should have. Default: from cluster_config.yaml.",
+            help="GPU type that each node should have. Default: from cluster_config.yaml, else any.",
             autocompletion=COMPLETIONS["gpu_type"],
         ),
     ] = None
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Number of GPUs that the node should have. Default: from cluster_config.yaml, else by GPU type."
+            min=0, help="GPUs that each node should have. Default: from cluster_config.yaml, else by GPU type."
         ),
     ] = None
     disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Size of the test file on each file system.")] = (
@@ -104,12 +104,12 @@ class SeveralNodes:
     nodes: Annotated[
         str | None, _several(metavar="LIST", help="Check these nodes of the cluster, such as node[1-4,7].")
     ] = None
-    nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="Check the nodes listed in this file.")] = None
+    nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="Nodes to check, one per line.")] = None
     partition: Annotated[
         str | None,
         _several(
             *("-p", "--partition"),
-            help="Check usable nodes of this partition; with --nodes, the partition of the jobs.",
+            help="Partition with the nodes to check; with a list of nodes, only the partition of the jobs.",
         ),
     ] = None
     every: Annotated[bool, _several("--all", help="Check all usable nodes of the cluster.")] = False
@@ -120,12 +120,12 @@ class SeveralNodes:
         list[str] | None,
         _several(
             metavar="KEY[=VALUE]",
-            help="Any other flag of sbatch, such as reservation=maint; 'KEY=' removes one. Repeatable.",
+            help="Another flag of sbatch, such as reservation=maint; 'KEY=' removes a flag. Repeatable.",
         ),
     ] = None
-    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit for checking each node.")] = 10
+    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the job on each node.")] = 10
     max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="Maximum time to wait for busy nodes.")] = 15.0
-    last: Annotated[bool, _several("--last", help="Print the last result of several nodes again.")] = False
+    last: Annotated[bool, _several("--last", help="Print the last check of several nodes again.")] = False
 
     @property
     def any(self) -> bool:
@@ -147,7 +147,7 @@ class ReportOptions:
 
 AgainstRun = Annotated[
     str | None,
-    _settings(metavar="RUN", help="List settings that changed here or on listed nodes since this run ('latest', ...)."),
+    _settings(metavar="RUN", help="List settings that changed here or on the nodes above since this run ('latest')."),
 ]
 FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit with code 4 if an important setting changed.")]
 
@@ -276,12 +276,13 @@ def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> No
 def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
     """Print the last result of several nodes; raise UsageError if there is none, RunFailed if a node is unfit."""
     if several.partition or several.every:
-        raise UsageError("--last cannot be combined with --partition or --all", do="pass --nodes to select nodes")
+        raise UsageError("--last cannot be combined with --partition or --all", do="use --nodes LIST instead")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)
     except OSError as error:
-        raise EnvironmentProblem(f"the last check cannot be read: {error.strerror}", where=str(folder.path)) from error
+        what, do = f"the last check cannot be read: {error.strerror}", "check the nodes again, without --last"
+        raise EnvironmentProblem(what, where=str(folder.path), do=do) from error
     if (listed := several.listed) is not None:
         names = listed_names(listed, listed, scheduler)
         reports = {report.node: report for report in result.reports}
@@ -368,7 +369,7 @@ def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail
         raise RunFailed(f"important settings changed since {report.against}: {', '.join(sorted(important))}")
     if fail_on_drift and found.not_read:
         whole = len(found.settings.nodes) + len(found.not_read)
-        raise RunFailed(f"{len(found.not_read)} of {whole} nodes were not read: {found.host_list([*found.not_read])}")
+        raise RunFailed(f"{len(found.not_read)} of {whole} nodes cannot be read: {found.host_list([*found.not_read])}")
 
 
 def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
@@ -379,4 +380,4 @@ def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
                 settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
             return run.record, settings
     what = f"no run that '{text}' selects recorded settings of its nodes"
-    raise UsageError(what, do="pass a run of llmb without --no-resources")
+    raise UsageError(what, do="pass a run of llmb that was not started with --no-resources")

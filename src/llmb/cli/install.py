@@ -96,9 +96,9 @@ class Sources:
     """Answers from the argument PATH, from --config and from --add-workload."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of answers; options override it.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML answers; options override them.")] = None
     add_workload: Annotated[
-        list[str] | None, typer.Option(help="Add this workload to an installation. Repeatable.")
+        list[str] | None, typer.Option(help="Add this workload to those already installed. Repeatable.")
     ] = None
 
     def answers(self, values: dict[str, Any]) -> Answers:
@@ -120,12 +120,12 @@ def install(
     keep_settings: Annotated[
         bool, typer.Option("--keep-settings", help="Do not change an existing cluster_config.yaml.")
     ] = False,
-    remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation, not results.")] = False,
     with_results: Annotated[
         bool, typer.Option("--with-results", help="With --remove: also remove results, data and the history.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps without running them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for answers or confirmation.")] = False,
     json: Json = False,
 ) -> None:
     """Install on a cluster or a machine: folders, environment, settings, launch scripts, data and checkpoints.

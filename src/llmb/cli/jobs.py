@@ -102,15 +102,15 @@ JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=com
 class Selected:
     """Options that select the jobs or runs to list."""
 
-    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None
+    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Show only this workload.")] = None
     since: Annotated[
-        str | None, typer.Option("--since", help="Only since this time: 30m, 12h, 7d, 2026-11-21 or 2026-11-21T14:00.")
+        str | None, typer.Option("--since", help="Only since this time or age: 7d, 2026-11-21 or 2026-11-21T14:00.")
     ] = None
-    campaign: Annotated[str | None, typer.Option("--campaign", help="Only this campaign.")] = None
+    campaign: Annotated[str | None, typer.Option("--campaign", help="Show only this campaign.")] = None
     label: Annotated[
-        str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Only runs with this label.")
+        str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Show only runs with this label.")
     ] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Show only the newest N; 0 shows all.")] = 50
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show only the newest, this many. 0: all.")] = 50
     no_refresh: Annotated[
         bool, typer.Option("--no-refresh", help="Show the last known states without querying schedulers.")
     ] = False
@@ -156,9 +156,9 @@ def jobs(context: typer.Context) -> None:
 def list_(
     selected: Selected,
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only this state of the job or status of the run. Repeatable.")
+        list[str] | None, typer.Option("--state", help="Only this job state or run status, such as failed. Repeatable.")
     ] = None,
-    kind: Annotated[Kind | None, typer.Option("--kind", help="Only jobs of this kind.")] = None,
+    kind: Annotated[Kind | None, typer.Option("--kind", help="Show only jobs of this kind.")] = None,
     json: Json = False,
 ) -> None:
     """List the jobs of this install root, the newest last.
@@ -211,7 +211,7 @@ def _newest_with_label(store: Store, text: str) -> str:
 def log(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job has ended.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines. Default: all.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Number of last lines. Default: all.")] = None,
     expect_s: ExpectS = None,
 ) -> None:
     """Print the log of a job's run or, if its workers never started, the output of its batch script.
@@ -239,7 +239,7 @@ def log(
 def wait(
     job_ids: JobIds,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Stop waiting after this many seconds.")
+        float | None, typer.Option("--timeout", min=0, help="Stop waiting after this many seconds. Default: never.")
     ] = None,
     junit: Junit = None,
     json: Json = False,

@@ -60,7 +60,7 @@ class ReferenceOptions:
         typer.Option(
             metavar="RUNS",
             autocompletion=complete_run,
-            help="Judge against these runs, selected like RUN. Default: the published figure, else earlier runs.",
+            help="Judge against these runs, as for RUN. Default: the published figure, earlier runs or a prediction.",
         ),
     ] = None
     expect: Annotated[
@@ -75,15 +75,15 @@ class ReferenceOptions:
         str | None,
         typer.Option(
             metavar="SET",
-            help="Judge every recipe of this acceptance set by its runs among RUN: h100, h100-128, h100-node, b200,"
-            " gb200.",
+            help="Judge each recipe of this acceptance set by its runs among RUN. Sets: h100, h100-128, h100-node, "
+            "b200, gb200.",
         ),
     ] = None
     tolerance: Annotated[
         float | None,
         typer.Option(
             metavar="PCT",
-            help="Percent by which a run may be slower than its reference. Default: depends on the reference.",
+            help="Percent by which a run may be slower. Default: by its reference, 5.3 for a published figure.",
         ),
     ] = None
     window: Annotated[
@@ -226,8 +226,8 @@ def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: b
 Vary = Annotated[
     list[str] | None,
     typer.Option(
-        help="What may differ within a row: dtype, scale, layout, release, program, gpu-type or a key of the"
-        " configuration, or several separated by commas. Repeatable."
+        help="What may differ between the sides of a row: dtype, scale, layout, release, program, gpu-type or a key of "
+        "the configuration, or several separated by commas. Repeatable."
     ),
 ]
 
@@ -246,7 +246,7 @@ def compare(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Percent by which AFTER may be slower without a regression. Default: 1 on the same nodes, else 3."
+            help="Percent by which AFTER may be slower. Default: 1 on the same nodes, else 3; 10 for --vary scale."
         ),
     ] = None,
     form: Annotated[

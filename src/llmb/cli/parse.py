@@ -87,9 +87,9 @@ def _print_as_reference(
     """Print the output of the reference suite's script; raise RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
-        raise UsageError(f"--compat requires steps, not --window {window}", do=f"pass steps: --window {WINDOW}")
+        raise UsageError(f"the reference script has no --window {window}", do=f"pass steps, such as --window {WINDOW}")
     if len(folders) > 1:
-        raise UsageError("--compat accepts only one folder", do="run the command once per folder")
+        raise UsageError("the reference script reads only one folder", do="run the command once per folder")
     folder = folders[0] if folders else DIRECTORY
     if not folder.is_dir():
         raise UsageError(f"directory '{folder}' not found", do="pass the folder with the logs")
@@ -100,7 +100,7 @@ def _print_as_reference(
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_output(FORMATS[form](report))
     if not report.successes:
-        raise RunFailed("no run has step times for the complete window", where=str(folder))
+        raise RunFailed(f"no run has step times for the complete window {window}", where=str(folder))
 
 
 def _documented_window(logs: Iterable[Path]) -> str:
@@ -127,10 +127,10 @@ Paths = Annotated[
     ),
 ]
 Group = Annotated[
-    bool, typer.Option("--group", help="Group repeats, with number of runs, and median and spread of their means.")
+    bool, typer.Option("--group", help="Show one row per group of repeats, with the median and spread of their means.")
 ]
 Scaling = Annotated[
-    bool, typer.Option("--scaling", help="Group runs by recipe, with all scales, efficiency and published figures.")
+    bool, typer.Option("--scaling", help="Show the scales of each recipe, with efficiency and published figures.")
 ]
 WindowRule = Annotated[
     str | None,
@@ -147,7 +147,7 @@ CompatBridge = Annotated[
     bool,
     typer.Option(
         "--compat-bridge",
-        help="Like --compat, for parse_train_timing_mbridge.sh: milliseconds, sample standard deviation.",
+        help="Like --compat, but for parse_train_timing_mbridge.sh: milliseconds, sample standard deviation.",
     ),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.")]

@@ -80,7 +80,7 @@ Calibrate = Annotated[
     ),
 ]
 Layouts = Annotated[
-    Path | None, typer.Option("--file", metavar="FILE", help="Predict each line of this CSV file, and print CSV.")
+    Path | None, typer.Option("--file", metavar="FILE", help="Predict each line of this CSV file (columns above).")
 ]
 WORK = ("gbs", "seq_len", "layers")
 """Sizes that define the work of a step; all other sizes define the layout."""
@@ -108,12 +108,12 @@ GpuMtbf = Annotated[
 ]
 Imbalance = Annotated[
     float | None,
-    typer.Option("--imbalance", min=1, help="Tokens of experts on the fullest rank, relative to the mean. Default: 1."),
+    typer.Option("--imbalance", min=1, help="Tokens on the most loaded expert rank, relative to the mean. Default: 1."),
 ]
 SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds to save a checkpoint.")]
 RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
 Price = Annotated[
-    float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of the training.")
+    float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of training on --tokens.")
 ]
 Tokens = Annotated[
     float | None,
@@ -141,7 +141,7 @@ def predict(
     file: Layouts = None,
     software: Software = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if", help="Also predict the step with slower links, a slow GPU, or twice the GPUs.")
+        bool, typer.Option("--what-if", help="Also predict step times with slow links, a slow GPU, or twice the GPUs.")
     ] = False,
     scaling: AtScales = None,
     gpu_mtbf_h: GpuMtbf = None,
@@ -180,9 +180,9 @@ def predict(
     - `llmb predict --model-config config.json --scale 64 --gpu-type h100 --tp 8`
     """
     if file is not None:
-        if asked := [name for name in flags_of(ctx, ctx.params) if name not in BESIDE_FILE]:
-            what = f"--{asked[0].replace('_', '-')} cannot be combined with --file"
-            raise UsageError(what, do="pass only one")
+        flags = {item.name: item.opts[-1].removesuffix("_argument") for item in ctx.command.params}
+        if asked := ", ".join(flags[name] for name in flags_of(ctx, ctx.params) if name not in BESIDE_FILE):
+            raise UsageError(f"{asked} cannot be combined with --file", do=f"omit {asked}, or omit --file")
         _predict_file(Catalogue(hardware=hardware), file, json=json)
         return
     request, further = request_of(values), FurtherGpus(scaling, gpu_mtbf_h, save_s, restart_s, what_if, tokens, price)
@@ -256,7 +256,7 @@ def _plan(recipe: Recipe, choices: Choices, catalogue: Catalogue) -> EnginePlan:
 
 def _check_gpu(recipe: Recipe, catalogue: Catalogue) -> None:
     if recipe.gpu_type not in catalogue.gpus:
-        raise UsageError("only steps on GPUs can be predicted", choices=catalogue.gpus, do="add --gpu-type")
+        raise UsageError("only steps on GPUs can be predicted", choices=catalogue.gpus, do="pass one with --gpu-type")
 
 
 def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
@@ -304,13 +304,13 @@ def _calibration(
         raise UsageError(f"no run in '{selector}' has ended", do="see 'llmb runs'")
     run = runs[-1]
     if run.recipe is None or run.recipe.gpu_type not in catalogue.gpus:
-        raise UsageError(f"run {run.id} has no known recipe on a GPU", do="pass a run of llmb on GPUs with --calibrate")
+        raise UsageError(f"run {run.id} has no known recipe on a GPU", do="calibrate with a run of llmb on GPUs")
     trained = run.record.plan if run.record else None
     trained = trained if isinstance(trained, EnginePlan) else make_plan(run.recipe, Choices(), device="cuda")
     alone = run.record.result.pretended if run.record and run.record.result else None
     times = alone.compute_time_s if alone else run.step_time_s
     if times is None or isinstance(times, Missing):
-        raise UsageError(f"run {run.id} has no step time", do="pass a successful run with --calibrate")
+        raise UsageError(f"run {run.id} has no step time", do="calibrate with a successful run")
     measured = MeasuredStep(f"run {run.id}", trained, times.mean, alone.pp_stage if alone else None)
     return calibrate(measured, plan, catalogue.gpus[run.recipe.gpu_type], usual)
 
@@ -432,7 +432,7 @@ def plan_with(
     start = plan_to_search(recipe, choices)
     unsupported = "the search needs sequence parallelism (--no-sequence-parallel disables it)"
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and unsupported):
-        raise UsageError(f"layouts cannot be compared: {why}", do="omit this option")
+        raise UsageError(f"layouts cannot be compared: {why}", do="omit the option in parentheses")
     ways = {"recompute": choices.recompute, **parallelism.model_dump(), "max_memory_gib": wanted.max_memory_gib}
     searched = {name for name in WITH_DEFAULTS if name not in explicit}
     constraints = {**sizes, **{name: ways[name] for name in ways if ways[name] is not None and name not in searched}}
@@ -445,7 +445,7 @@ def plan_with(
         wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price, wanted.tokens
     )
     if not layouts and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="omit sizes such as --tp, or raise --scale")
+        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="omit limits such as --tp, or raise --scale")
     return plans
 
 

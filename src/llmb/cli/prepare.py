@@ -157,7 +157,7 @@ def submit(
     workload_argument: Annotated[str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.")] = None,
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Workload; see 'llmb list'.")] = None,
     size: Annotated[
-        str | None, typer.Option("-s", "--size", help="Model size. Default: MODEL_SIZE, or the only documented one.")
+        str | None, typer.Option("-s", "--size", help="Model size. Default: $MODEL_SIZE, else the only documented one.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -257,14 +257,14 @@ def image(
     runtime: Runtime = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", help="Folder that all nodes share. Default: from cluster_config.yaml, else images."),
+        typer.Option("--folder", help="Shared folder. Default: from cluster_config.yaml, else images in LLMB_INSTALL."),
     ] = None,
     architecture: Annotated[
         str | None,
         typer.Option(
             "--architecture",
             metavar="x86_64|aarch64",
-            help="Architecture of the nodes. Default: from cluster_config.yaml.",
+            help="Architecture of the nodes. Default: from cluster_config.yaml, else this machine's.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Import again, and replace the existing file.")] = False,
@@ -314,7 +314,7 @@ def _runtime(site: Site, source: str) -> str:
     here = by_name or [name for name, program in PROGRAMS.items() if shutil.which(program)]
     if len(here) == 1:
         return here[0]
-    raise UsageError("the container runtime is not specified", choices=PROGRAMS, do="add --runtime")
+    raise UsageError("the container runtime is not specified", choices=PROGRAMS, do="pass one with --runtime")
 
 
 @takes(model_options())
@@ -431,7 +431,7 @@ def dataset(
         typer.Option("--seq-len", min=2, help="Tokens per packed sequence. Repeatable. Default: those of all recipes."),
     ] = None,
     split: Annotated[
-        list[str] | None, typer.Option("--split", help="Pack only this split. Repeatable. Default: all.")
+        list[str] | None, typer.Option("--split", help="Pack only training, validation or test. Repeatable.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Prepare again, and replace existing files.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also verify the checksums of files that exist.")] = False,

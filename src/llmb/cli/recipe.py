@@ -135,12 +135,13 @@ def metrics(
     - `llmb metrics -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100 --step-time 12.27`
     """
     if not SHORTEST_STEP_S < step_time < LONGEST_STEP_S:
-        raise UsageError(f"--step-time {step_time} is invalid", do="pass the seconds of a step, such as 2.5")
+        limits = f"above {SHORTEST_STEP_S:g} and below {LONGEST_STEP_S:g}"
+        raise UsageError(f"--step-time is {step_time}; it must be {limits}", do="pass seconds per step, such as 2.5")
     recipe = resolve(catalogue_for(request), request)
     result = throughput(recipe, step_time)
     if why := why_too_fast(result.tflops_per_gpu, result.peak_tflops):
         raise UsageError(
-            f"no step of {recipe.title()} can take {step_time:g} s: {why}", do="check --step-time and the recipe"
+            f"no step of {recipe.title()} can take {step_time:g} s: {why}", do="pass another --step-time or recipe"
         )
     document = {**identity_document(recipe), "step_time_s": step_time, **asdict(result)}
     shown = document if json else throughput_table(recipe, step_time, result)

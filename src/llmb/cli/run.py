@@ -51,8 +51,8 @@ class Pretended:
             metavar="N",
             min=1,
             hidden=True,
-            help="Run only one rank of a run on N GPUs, to measure its compute time and memory. Collectives only copy "
-            "local data, so there is no step time, throughput or loss.",
+            help="Run single ranks of a run on N GPUs, to measure compute time and memory. Collectives only copy local "
+            "data, so there is no step time, throughput or loss.",
         ),
     ] = None
     rank: Annotated[
@@ -80,7 +80,7 @@ class Pretended:
         except ValueError as error:
             raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="pass numbers from 0") from error
         if any(span.last >= scale for span in spans):
-            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="pass ranks of the layout")
+            raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="pass some of these ranks")
         return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))
 
 
@@ -90,9 +90,9 @@ class Several:
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command; run nothing.")] = False
     repeats: Annotated[
-        int, typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection")
+        int, typer.Option("-r", "--repeats", min=1, help="Number of runs of each recipe.", rich_help_panel="Selection")
     ] = 1
-    start_new: Annotated[bool, typer.Option("--new", help="Repeat runs that --label would skip.")] = False
+    start_new: Annotated[bool, typer.Option("--new", help="With --label: repeat successful runs, too.")] = False
 
 
 @app.command()

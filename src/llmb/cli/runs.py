@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 def runs(
     selected: Selected,
     status: Annotated[
-        list[str] | None, typer.Option("--status", help="Only runs with this status, such as success. Repeatable.")
+        list[str] | None, typer.Option("--status", help="Show only runs with this status, such as success. Repeatable.")
     ] = None,
     json: Json = False,
 ) -> None:

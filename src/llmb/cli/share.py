@@ -55,7 +55,7 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="File to write. Default: report.html or NAME.svg; stdout for md."
+            "-o", "--output", metavar="FILE", help="Default: report.FORMAT or, for a plot, NAME.FORMAT; stdout for md."
         ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png require --plot.")] = "html",
@@ -191,7 +191,7 @@ def _recorded_runs(selectors: list[str] | None) -> list[Path]:
     if logs := len(found.runs) - len(folders):
         say(f"skipped {counted(logs, 'log')} without a record; use 'llmb parse --format csv' for logs")
     if not folders:
-        raise UsageError(f"no run has a record{f' in {found.title}' if selectors else ''}", do="see 'llmb runs'")
+        raise UsageError(f"no run{f' in {found.title}' if selectors else ''} has a record", do="see 'llmb runs'")
     return folders
 
 
@@ -200,7 +200,7 @@ def archive(
     runs: Selection = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help=f"New file; its name ends with {' or '.join(ENDINGS)}."),
+        typer.Option("-o", "--output", metavar="FILE", help=f"New {' or '.join(ENDINGS)} file. Default: llmb-runs.*."),
     ] = None,
     traces: Annotated[
         bool, typer.Option("--traces", help="Also include profiles and NCCL's logs, which are large and not redacted.")

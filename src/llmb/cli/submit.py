@@ -319,7 +319,7 @@ def launch(
     ctx: typer.Context,
     size: Annotated[
         str | None,
-        typer.Option("-s", "--model-size", "--size", help="Model size. Default: MODEL_SIZE, or the only one."),
+        typer.Option("-s", "--model-size", "--size", help="Model size. Default: $MODEL_SIZE, else the only one."),
     ] = None,
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.
@@ -352,7 +352,7 @@ def _check_gpu_type(catalogue: Catalogue, values: Mapping[str, Any]) -> None:
     if workload.task == "pretrain" or values.get("gpu_type"):
         return
     if read_cluster_site(catalogue, install_here(), os.environ).config.gpu_type is None:
-        do = "set GPU_TYPE, or gpu_type in cluster_config.yaml"
+        do = "add --gpu-type, or set GPU_TYPE or cluster_config.yaml's gpu_type"
         raise UsageError(f"the GPU type of {workload.workload} is not specified", choices=catalogue.gpus, do=do)
 
 

@@ -56,7 +56,7 @@ def trace(
 
 @app.command()
 def nccl(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs or tables, or folders of runs.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs of NCCL or nccl-tests, or run folders.")],
     json: Json = False,
 ) -> None:
     """Show the network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
