@@ -15,7 +15,7 @@ from llmb.jobs.history import open_history
 from llmb.jobs.states import read_folder
 from llmb.jobs.submit import submit_task
 from llmb.jobs.task import BENCHMARKS, CHECKS, PREPARATIONS, TaskKind, TaskOrder, TaskRecord
-from llmb.launch.jobspec.job_options import JobOptions
+from llmb.launch.jobspec.job_options import UNBOUND, JobOptions
 from llmb.launch.jobspec.spec import JobSpec, Placement
 from llmb.launch.scheduler_lookup import cluster_schema
 from llmb.launch.site.site import Site
@@ -65,7 +65,7 @@ def test_only_a_measurement_has_what_decides_a_runs_speed(tmp_path: Path) -> Non
     own = {"HERE", "GIVEN", "LLMB_INSTALL", "PYTHONUNBUFFERED"}
     assert names_of(prepared) == {*own, "TUNED"}
     assert names_of(measured) > own and not {"TUNED"} & names_of(measured)
-    assert (prepared.vboost, prepared.binding.binds) == (None, False)
+    assert (prepared.vboost, prepared.binding) == (None, UNBOUND)
     assert measured.vboost and (measured.vboost.level, measured.binding.cpu) == (1, "cores")
     assert prepared.modules == measured.modules == ("cuda",)
     with pytest.raises(UsageError, match="needs NCCL_TOPO_FILE"):

@@ -2,12 +2,20 @@
 """Which cores and which memory each worker of a node gets, on trees of /sys and /proc as the kernel documents them."""
 
 import ast
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from llmb.launch import bind
-from llmb.launch.bind import cpu_text, parse_cpus, share
+from llmb.launch.bind import cpu_text, parse_cpus, reason_not_to_bind, share
+from llmb.launch.jobspec.job_options import Binding
+from llmb.launch.jobspec.spec import JobSpec, Placement
+from llmb.launch.local import BIND, local_command
+from llmb.runs.folder import RunFolder
 
 GPUS = ("0000:1b:00.0", "0000:43:00.0", "0000:9d:00.0", "0000:df:00.0")
 
@@ -53,6 +61,71 @@ def test_an_equal_share_holds_whole_cores_of_one_socket(node: Path) -> None:
 
 def test_a_number_of_cores_leaves_the_others(node: Path) -> None:
     assert shares(node, "1", "none") == ["0,8", "1,9", "2,10", "3,11"]
+
+
+def reason(root: Path, workers: int = 4, allowed: str = "0-15", **environ: str) -> str | None:
+    given = {"LOCAL_WORLD_SIZE": str(workers), **environ}
+    return reason_not_to_bind(root, given, parse_cpus(allowed))
+
+
+def test_auto_binds_only_where_every_gpu_s_socket_is_told(node: Path, tmp_path: Path) -> None:
+    assert reason(node) == "the system does not report the NUMA nodes of all GPUs"
+    with_gpus(node, (1, 1, 0, 0))
+    assert reason(node) is None
+    assert reason(node, workers=2, CUDA_VISIBLE_DEVICES="0,3") is None
+    assert reason(node, SLURM_JOB_ID="7", CUDA_VISIBLE_DEVICES="0,1,2,3") is None
+    assert reason(node, workers=8) == "the system does not report the NUMA nodes of all GPUs"
+    (node / "sys/bus/pci/devices" / GPUS[0] / "numa_node").write_text("-1\n")
+    assert reason(node) == "the system does not report the NUMA nodes of all GPUs"
+
+
+def test_auto_does_not_bind_to_a_socket_that_may_be_another_s(node: Path) -> None:
+    with_gpus(node, (0, 0, 1, 1))
+    assert reason(node, allowed="0-3") == "the workers may not use the cores of all GPUs' NUMA nodes"
+    told = "the job has only some of the node's GPUs, which Slurm numbers from 0"
+    assert reason(node, workers=2, SLURM_JOB_ID="7", CUDA_VISIBLE_DEVICES="0,1") == told
+    assert reason(node, LLMB_NUMA_BINDING="none") == "LLMB_NUMA_BINDING is none"
+
+
+ASKS = "import os; print(os.environ['LLMB_BINDING'], len(os.sched_getaffinity(0)))"
+
+
+def test_a_worker_that_auto_does_not_bind_runs_as_before_and_knows_why(capfd: pytest.CaptureFixture[str]) -> None:
+    bound = [sys.executable, "-m", bind.__name__, "none", "auto", sys.executable, "-c", ASKS]
+    environ = {**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "LLMB_NUMA_BINDING": "none"}
+    subprocess.run(bound, env=environ, check=True)
+    printed, log = capfd.readouterr()
+    assert printed == f"none: LLMB_NUMA_BINDING is none {len(os.sched_getaffinity(0))}\n"
+    assert log.endswith(" is not bound: LLMB_NUMA_BINDING is none\n")
+
+
+def test_a_worker_knows_its_binding(capfd: pytest.CaptureFixture[str]) -> None:
+    bound = [sys.executable, "-m", bind.__name__, "1", "none", sys.executable, "-c", ASKS]
+    subprocess.run(bound, env={**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, check=True)
+    assert re.fullmatch(r"CPUs [\d,-]+ \d+\n", capfd.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("binding", "fields", "arguments"),
+    [
+        (Binding(), {}, ("none", "auto")),
+        (Binding(), {"gpus": False}, None),
+        (Binding(), {"placement": Placement(2, 1, whole_nodes=False)}, None),
+        (Binding(cpu="cores"), {}, ("cores", "none")),
+        (Binding(cpu=4, numa="local"), {"gpus": False}, ("4", "local")),
+        (Binding(numa="none"), {}, None),
+    ],
+)
+def test_auto_is_for_several_gpus_whose_cores_nobody_chose(
+    binding: Binding, fields: dict[str, object], arguments: tuple[str, str] | None
+) -> None:
+    given = {"placement": Placement(1, 8, whole_nodes=True), "gpus": True, "binding": binding, **fields}
+    names = dict.fromkeys(("scheduler", "program", "title", "name", "python", "log"), "any")
+    spec = JobSpec(**given, **names, time_limit_min=None, start="torchrun", work=("train",))
+    assert spec.bind_arguments == arguments
+    command = local_command(spec, RunFolder(Path("run")))
+    assert (bind.__name__ in command) == (arguments is not None)
+    assert bind.__name__ == BIND
 
 
 def test_local_is_the_socket_of_the_gpu(node: Path) -> None:

@@ -57,6 +57,7 @@ def describe_environment(ranks: Ranks) -> Environment:
         cudnn=cudnn_version() if on_gpu else None,
         ptxas=assembler_version(ranks.device) if on_gpu else None,
         cpu=cpu_name(),
+        binding=os.environ.get("LLMB_BINDING"),
         gpus=seen.gpus or None,
         rdma_ports=ports,
     )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binds a worker to CPU cores and to the memory of a NUMA node, then becomes the worker.
 
-Its arguments are the settings ``binding.cpu`` and ``binding.numa`` and the worker's command. It imports nothing from
-llmb, because the batch script contains its source text if the container does not have llmb.
+Its arguments are the settings ``binding.cpu`` and ``binding.numa`` and the worker's command. With ``auto``, it binds as
+with ``local`` if the system reports the NUMA nodes of all GPUs, but memory of other nodes remains usable. It imports
+nothing from llmb, because the batch script contains its source text if the container does not have llmb.
 """
 
 import ctypes
@@ -14,8 +15,12 @@ from pathlib import Path
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """Number of the system call by architecture."""
-MPOL_BIND = 2
+MPOL_PREFERRED, MPOL_BIND = 1, 2
 MOST_NODES = 1024
+SWITCH = "LLMB_NUMA_BINDING"
+"""The variable that switches ``auto`` off with the value ``none``."""
+REPORT = "LLMB_BINDING"
+"""The variable that describes a worker's binding to the worker."""
 
 
 def parse_cpus(text: str) -> list[int]:
@@ -77,6 +82,21 @@ def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
     return next((gpu for gpu in gpus if name in (gpu / "information").read_text()), None)
 
 
+def reason_not_to_bind(root: Path, environ: Mapping[str, str], allowed: Collection[int]) -> str | None:
+    """Return why ``auto`` does not bind the workers; None if it does."""
+    workers = int(environ["LOCAL_WORLD_SIZE"])
+    if environ.get(SWITCH, "").lower() == "none":
+        return f"{SWITCH} is none"
+    if "SLURM_JOB_ID" in environ and workers < len(list((root / "proc/driver/nvidia/gpus").glob("*"))):
+        return "the job has only some of the node's GPUs, which Slurm numbers from 0"
+    places = gpu_nodes(root, environ, workers)
+    if places is None:
+        return "the system does not report the NUMA nodes of all GPUs"
+    if not set(places) <= set(numa_nodes(root, allowed)):
+        return "the workers may not use the cores of all GPUs' NUMA nodes"
+    return None
+
+
 def share(
     root: Path, environ: Mapping[str, str], allowed: Collection[int], cpu: str, numa: str
 ) -> tuple[list[int], int | None]:
@@ -104,22 +124,31 @@ def share(
     return sorted(thread for core in local[first : first + each] for thread in core), node
 
 
-def bind_memory(node: int) -> str | None:
-    """Bind this process and the program that it becomes to the memory of ``node``; return the problem, if any."""
+def bind_memory(node: int, policy: int) -> str | None:
+    """Set the memory policy of this process and the program that it becomes; return the problem, if any."""
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"unsupported on {platform.machine()}"
     mask = (ctypes.c_ulong * (MOST_NODES // 64))()
     mask[node // 64] = 1 << node % 64
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(number, MPOL_BIND, mask, ctypes.c_ulong(MOST_NODES + 1)):
+    if libc.syscall(number, policy, mask, ctypes.c_ulong(MOST_NODES + 1)):
         return os.strerror(ctypes.get_errno())
     return None
 
 
 def main(cpu: str, numa: str, *command: str) -> None:
     """Bind this process to CPUs and memory, log both, and execute the worker's command."""
-    where = os.environ.get("SLURMD_NODENAME") or platform.node()
+    where, rank = os.environ.get("SLURMD_NODENAME") or platform.node(), os.environ["LOCAL_RANK"]
+    policy = MPOL_PREFERRED if numa == "auto" else MPOL_BIND
+    if numa == "auto":
+        reason = reason_not_to_bind(Path("/"), os.environ, os.sched_getaffinity(0))
+        if reason:
+            os.environ[REPORT] = f"none: {reason}"
+            sys.stderr.write(f"llmb: local rank {rank} of {where} is not bound: {reason}\n" if rank == "0" else "")
+            sys.stderr.flush()
+            os.execvp(command[0], command)  # noqa: S606 (the batch script's command)
+        numa = "local"
     try:
         cpus, node = share(Path("/"), os.environ, os.sched_getaffinity(0), cpu, numa)
     except ValueError as error:
@@ -127,10 +156,10 @@ def main(cpu: str, numa: str, *command: str) -> None:
     os.sched_setaffinity(0, cpus)
     memory = ""
     if node is not None:
-        failed = bind_memory(node)
+        failed = bind_memory(node, policy)
         memory = f", memory of NUMA node {node}{f' by first touch alone ({failed})' if failed else ''}"
-    rank = os.environ["LOCAL_RANK"]
-    sys.stderr.write(f"llmb: local rank {rank} of {where}: CPUs {cpu_text(cpus)}{memory}\n")
+    os.environ[REPORT] = f"CPUs {cpu_text(cpus)}{memory}"
+    sys.stderr.write(f"llmb: local rank {rank} of {where}: {os.environ[REPORT]}\n")
     sys.stderr.flush()
     os.execvp(command[0], command)  # noqa: S606 (the batch script's command)
 

@@ -28,6 +28,7 @@ from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, re
 THREADS = "OMP_NUM_THREADS"
 """Set by default, because otherwise the thread pool of each process uses all cores."""
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
+BIND = "llmb.launch.bind"
 LOOK_EVERY_S = 0.5
 """Seconds between checks of a run's files. Each check preempts a thread of the workers: with 20 checks per second, the
 steps of a tiny model on a CPU took 8 % longer."""
@@ -39,6 +40,8 @@ def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None 
     work = tuple(filled(word, str(folder.path), sys.executable) for word in spec.work)
     if started:
         return work
+    if spec.bind_arguments:
+        work = (sys.executable, "-P", "-m", BIND, *spec.bind_arguments, *work)
     return (sys.executable, *words(1, spec.placement.processes), *work)
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmb.launch.jobspec.job_options import FrameworkOptions
+from llmb.launch.jobspec.job_options import Binding, FrameworkOptions
 from llmb.launch.jobspec.spec import JobSpec, Placement, layered
 from llmb.launch.programs.port import ProgramRequest, find_program
 from llmb.launch.site.site import Site
@@ -37,6 +37,7 @@ def local_spec(
         name=folder.name,
         placement=Placement(1, plan.processes, whole_nodes=False),
         gpus=plan.device == "cuda",
+        binding=Binding(),
         time_limit_min=None,
         start="torchrun",
         variables=layered([work.variables], {}, ()),

@@ -98,6 +98,9 @@ class Environment(Record):
     cudnn: str | None = None
     cpu: str | None = None
     """Model of the first node's CPU."""
+    binding: str | None = None
+    """CPUs and memory to which the first rank is bound, or the reason for no binding. None if binding was not tried:
+    on CPUs, with one GPU, or for ranks that another launcher started."""
     gpus: tuple[GpuState, ...] | None = None
     """State of all GPUs of the run before its first step; None if it has no GPUs, or nodes have no nvidia-smi."""
     gpus_at_end: tuple[GpuState, ...] | None = None

@@ -18,7 +18,7 @@ from llmb.catalogue.records import Record
 Vboost = Literal["recipe"] | Annotated[int, Field(ge=0, le=4)]
 """Level of ``nvidia-smi boost-slider``; 0 is the driver's default. ``recipe`` is the level of the published jobs."""
 CpuBinding = Literal["none", "cores"] | Annotated[int, Field(ge=1)]
-NumaBinding = Literal["none", "local"]
+NumaBinding = Literal["auto", "none", "local"]
 
 
 def text_problems(text: str) -> Iterator[str]:
@@ -70,12 +70,12 @@ class Binding(Record):
 
     cpu: CpuBinding = "none"
     """Cores of each worker: ``cores`` for an equal part of the available cores, or a number of cores."""
-    numa: NumaBinding = "none"
-    """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node."""
+    numa: NumaBinding = "auto"
+    """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node. ``auto`` does so only for
+    several GPUs with NUMA nodes that the system reports, if ``cpu`` is ``none``; other memory remains usable."""
 
-    @property
-    def binds(self) -> bool:
-        return self != Binding()
+
+UNBOUND = Binding(numa="none")
 
 
 Flags = Mapping[str, str | None]

@@ -11,7 +11,7 @@ from pydantic import Field
 from llmb.base.errors import UsageError, itemized
 from llmb.base.secrets import HIDDEN, has_secret, holds_secret, without_secrets
 from llmb.catalogue.records import Record
-from llmb.launch.jobspec.job_options import Binding, Boost, ContainerSettings, StartMode
+from llmb.launch.jobspec.job_options import UNBOUND, Binding, Boost, ContainerSettings, StartMode
 from llmb.runs.folder import RunFolder, read_stored, write_atomically
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -217,7 +217,7 @@ class JobSpec(Record):
     """Shell commands that every node runs before the workers, outside of a container."""
     vboost: Boost | None = None
     """Boost of the GPUs while the workers train."""
-    binding: Binding = Binding()
+    binding: Binding = UNBOUND
     """CPU and memory binding of each worker."""
     python: str
     """The interpreter on the nodes, outside of a container."""
@@ -234,6 +234,14 @@ class JobSpec(Record):
     """Name of the log in the run folder."""
     documented_root: str | None = None
     """The folder below which the run's files are linked under their documented names; None for no links."""
+
+    @property
+    def bind_arguments(self) -> tuple[str, str] | None:
+        """Arguments of ``llmb.launch.bind`` before the worker's command; None if the job does not need it."""
+        cpu, numa = str(self.binding.cpu), self.binding.numa
+        if numa == "auto" and (cpu != "none" or not self.gpus or self.placement.processes_per_node == 1):
+            numa = "none"
+        return None if (cpu, numa) == ("none", "none") else (cpu, numa)
 
 
 def write_spec(folder: RunFolder, spec: JobSpec) -> None:

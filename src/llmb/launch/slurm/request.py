@@ -154,7 +154,8 @@ class SlurmChoices(Record):
         ),
     ] = None
     numa_binding: Annotated[
-        NumaBinding | None, _option(help="local: bind each worker to the NUMA node of its GPU.")
+        NumaBinding | None,
+        _option(help="local: bind each worker to its GPU's NUMA node; auto: if the node reports it for all GPUs."),
     ] = None
 
     def flags(self) -> dict[str, str | None]:

@@ -117,7 +117,7 @@ fi"""
 
 def write_node_files(spec: JobSpec) -> Iterator[str]:
     """Yield shell code that writes the program ``bind`` into the run folder for a container that may lack llmb."""
-    if spec.binding.binds and not spec.control_in_container:
+    if spec.bind_arguments and not spec.control_in_container:
         yield f"cat >{BIND_FILE} <<'llmb_bind_ends'"
         yield inspect.getsource(bind).rstrip("\n")
         yield "llmb_bind_ends"
@@ -155,11 +155,11 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
 
 def bound_words(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) -> list[ShellWord]:
     """Return a worker's command, preceded by the program that binds it to cores and memory, if requested."""
-    if not spec.binding.binds:
+    if not spec.bind_arguments:
         return list(words)
     # Both exclude the working folder from the path; an older Python in a framework's container lacks -P.
     module: Sequence[ShellWord] = ("-P", "-m", bind.__name__) if spec.control_in_container else ("-I", BIND_FILE)
-    return [python, *module, str(spec.binding.cpu), spec.binding.numa, *words]
+    return [python, *module, *spec.bind_arguments, *words]
 
 
 def _on_every_node(spec: JobSpec) -> tuple[str, ...]:

@@ -72,7 +72,8 @@ export LLMB_STORE_ID
 
 srun --nodes=256 --ntasks=2048 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none sh -c \
     'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
-    llmb-task "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
+    llmb-task "$llmb_python" -P -m llmb.launch.bind none auto "$llmb_python" -P -m llmb.engine.worker \
+    "$llmb_folder" \
     >>"$llmb_folder"/log-pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

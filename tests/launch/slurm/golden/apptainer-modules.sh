@@ -74,7 +74,8 @@ apptainer exec --bind /lustre/bench /images/llmb.sif /opt/venv/bin/python -P -m 
 srun --nodes=64 --ntasks=512 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none --mpi=none apptainer \
     exec --nv --bind /lustre/bench /images/llmb.sif sh -c \
     'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
-    llmb-task /opt/venv/bin/python -P -m llmb.engine.worker "$llmb_folder" \
+    llmb-task /opt/venv/bin/python -P -m llmb.launch.bind none auto /opt/venv/bin/python -P -m llmb.engine.worker \
+    "$llmb_folder" \
     >>"$llmb_folder"/log-pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

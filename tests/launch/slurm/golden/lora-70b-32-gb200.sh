@@ -75,7 +75,8 @@ export LLMB_STORE_ID
 [ -z "$llmb_signal" ] || exit 143
 
 srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -P -m \
-    llmb.launch.ranks 8 4 "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
+    llmb.launch.ranks 8 4 "$llmb_python" -P -m llmb.launch.bind none auto "$llmb_python" -P -m llmb.engine.worker \
+    "$llmb_folder" \
     >>"$llmb_folder"/log-lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

@@ -58,7 +58,8 @@ trap 'llmb_end USR1' USR1
 [ -z "$llmb_signal" ] || exit 143
 
 srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -P -m \
-    llmb.launch.ranks 1 8 "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
+    llmb.launch.ranks 1 8 "$llmb_python" -P -m llmb.launch.bind none auto "$llmb_python" -P -m llmb.engine.worker \
+    "$llmb_folder" \
     >>"$llmb_folder"/log-lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

@@ -70,7 +70,8 @@ export LLMB_STORE_ID
 [ -z "$llmb_signal" ] || exit 143
 
 srun --nodes=32 --ntasks=32 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -P -m \
-    llmb.launch.ranks 32 8 "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
+    llmb.launch.ranks 32 8 "$llmb_python" -P -m llmb.launch.bind none auto "$llmb_python" -P -m llmb.engine.worker \
+    "$llmb_folder" \
     >>"$llmb_folder"/log-sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

@@ -81,7 +81,7 @@ srun --nodes=32 --ntasks=32 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=
     --container-image=/images/llmb.sqsh \
     --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench \
     --no-container-mount-home --container-writable python3 -P -m llmb.launch.ranks 32 8 python3 -P -m \
-    llmb.engine.worker "$llmb_folder" \
+    llmb.launch.bind none auto python3 -P -m llmb.engine.worker "$llmb_folder" \
     >>"$llmb_folder"/log-sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

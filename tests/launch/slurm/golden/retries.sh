@@ -75,7 +75,8 @@ export LLMB_STORE_ID
 [ -z "$llmb_signal" ] || exit 143
 
 srun --nodes=72 --ntasks=72 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -P -m \
-    llmb.launch.ranks 72 8 "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
+    llmb.launch.ranks 72 8 "$llmb_python" -P -m llmb.launch.bind none auto "$llmb_python" -P -m llmb.engine.worker \
+    "$llmb_folder" \
     >>"$llmb_folder"/log-pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do

@@ -71,6 +71,176 @@ export LLMB_STORE_ID
 "$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
+cat >"$llmb_folder"/bind.py <<'llmb_bind_ends'
+# SPDX-License-Identifier: Apache-2.0
+"""Binds a worker to CPU cores and to the memory of a NUMA node, then becomes the worker.
+
+Its arguments are the settings ``binding.cpu`` and ``binding.numa`` and the worker's command. With ``auto``, it binds as
+with ``local`` if the system reports the NUMA nodes of all GPUs, but memory of other nodes remains usable. It imports
+nothing from llmb, because the batch script contains its source text if the container does not have llmb.
+"""
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+"""Number of the system call by architecture."""
+MPOL_PREFERRED, MPOL_BIND = 1, 2
+MOST_NODES = 1024
+SWITCH = "LLMB_NUMA_BINDING"
+"""The variable that switches ``auto`` off with the value ``none``."""
+REPORT = "LLMB_BINDING"
+"""The variable that describes a worker's binding to the worker."""
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Parse a list of CPUs in the kernel's format, such as ``0-3,8``."""
+    spans = (span.partition("-") for span in text.strip().split(",") if span)
+    return [cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)]
+
+
+def cpu_text(cpus: Iterable[int]) -> str:
+    """Format CPUs as a list in the kernel's format."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
+    """Return the allowed CPUs of each NUMA node that has any. If the system reports no node, node 0 has all of them."""
+    nodes = {}
+    for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
+        if cpus:
+            nodes[int(path.name[4:])] = cpus
+    return dict(sorted(nodes.items())) or {0: set(allowed)}
+
+
+def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
+    """Return the hardware threads of each core, ordered by NUMA node."""
+    groups = set()
+    for cpu in cpus:
+        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        siblings = parse_cpus(path.read_text()) if path.exists() else [cpu]
+        groups.add(tuple(sorted(set(siblings) & set(cpus))))
+    place = {cpu: node for node, members in nodes.items() for cpu in members}
+    return [list(core) for core in sorted(groups, key=lambda core: (place.get(core[0], 0), core[0]))]
+
+
+def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int] | None:
+    """Return the NUMA node of each worker's GPU; None unless the driver and the system report all of them."""
+    gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
+    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    chosen = [_gpu(gpus, name) for name in visible] if visible else list(gpus)
+    numbers = []
+    for gpu in chosen[:workers]:
+        path = root / "sys/bus/pci/devices" / (gpu.name.lower() if gpu else "") / "numa_node"
+        node = int(path.read_text()) if gpu and path.exists() else -1
+        if node < 0:
+            return None
+        numbers.append(node)
+    return numbers if len(numbers) == workers else None
+
+
+def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
+    if name.isdecimal():
+        return gpus[int(name)] if int(name) < len(gpus) else None
+    return next((gpu for gpu in gpus if name in (gpu / "information").read_text()), None)
+
+
+def reason_not_to_bind(root: Path, environ: Mapping[str, str], allowed: Collection[int]) -> str | None:
+    """Return why ``auto`` does not bind the workers; None if it does."""
+    workers = int(environ["LOCAL_WORLD_SIZE"])
+    if environ.get(SWITCH, "").lower() == "none":
+        return f"{SWITCH} is none"
+    if "SLURM_JOB_ID" in environ and workers < len(list((root / "proc/driver/nvidia/gpus").glob("*"))):
+        return "the job has only some of the node's GPUs, which Slurm numbers from 0"
+    places = gpu_nodes(root, environ, workers)
+    if places is None:
+        return "the system does not report the NUMA nodes of all GPUs"
+    if not set(places) <= set(numa_nodes(root, allowed)):
+        return "the workers may not use the cores of all GPUs' NUMA nodes"
+    return None
+
+
+def share(
+    root: Path, environ: Mapping[str, str], allowed: Collection[int], cpu: str, numa: str
+) -> tuple[list[int], int | None]:
+    """Return this worker's CPUs, and the NUMA node whose memory the worker should use, None for any node.
+
+    Raises ValueError if there are too few cores.
+    """
+    rank, workers = int(environ["LOCAL_RANK"]), int(environ["LOCAL_WORLD_SIZE"])
+    nodes = numa_nodes(root, allowed)
+    mine, peers, node = set(allowed), list(range(workers)), None
+    if numa == "local":
+        places = gpu_nodes(root, environ, workers)
+        if places is None or not set(places) <= set(nodes):
+            places = [list(nodes)[number * len(nodes) // workers] for number in peers]
+        node = places[rank]
+        mine, peers = nodes[node], [number for number in peers if places[number] == node]
+    if cpu == "none":
+        return sorted(mine), node
+    local = cores(root, mine, nodes)
+    each = int(cpu) if cpu.isdecimal() else max(1, len(local) // len(peers))
+    if each * len(peers) > len(local):
+        where = "the node has" if node is None else f"NUMA node {node} has"
+        raise ValueError(f"binding.cpu is {cpu}, so {len(peers)} x {each} cores are required, but {where} {len(local)}")
+    first = peers.index(rank) * each
+    return sorted(thread for core in local[first : first + each] for thread in core), node
+
+
+def bind_memory(node: int, policy: int) -> str | None:
+    """Set the memory policy of this process and the program that it becomes; return the problem, if any."""
+    number = SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return f"unsupported on {platform.machine()}"
+    mask = (ctypes.c_ulong * (MOST_NODES // 64))()
+    mask[node // 64] = 1 << node % 64
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, policy, mask, ctypes.c_ulong(MOST_NODES + 1)):
+        return os.strerror(ctypes.get_errno())
+    return None
+
+
+def main(cpu: str, numa: str, *command: str) -> None:
+    """Bind this process to CPUs and memory, log both, and execute the worker's command."""
+    where, rank = os.environ.get("SLURMD_NODENAME") or platform.node(), os.environ["LOCAL_RANK"]
+    policy = MPOL_PREFERRED if numa == "auto" else MPOL_BIND
+    if numa == "auto":
+        reason = reason_not_to_bind(Path("/"), os.environ, os.sched_getaffinity(0))
+        if reason:
+            os.environ[REPORT] = f"none: {reason}"
+            sys.stderr.write(f"llmb: local rank {rank} of {where} is not bound: {reason}\n" if rank == "0" else "")
+            sys.stderr.flush()
+            os.execvp(command[0], command)  # noqa: S606 (the batch script's command)
+        numa = "local"
+    try:
+        cpus, node = share(Path("/"), os.environ, os.sched_getaffinity(0), cpu, numa)
+    except ValueError as error:
+        sys.exit(f"llmb: node {where} failed: {error}")
+    os.sched_setaffinity(0, cpus)
+    memory = ""
+    if node is not None:
+        failed = bind_memory(node, policy)
+        memory = f", memory of NUMA node {node}{f' by first touch alone ({failed})' if failed else ''}"
+    os.environ[REPORT] = f"CPUs {cpu_text(cpus)}{memory}"
+    sys.stderr.write(f"llmb: local rank {rank} of {where}: {os.environ[REPORT]}\n")
+    sys.stderr.flush()
+    os.execvp(command[0], command)  # noqa: S606 (the batch script's command)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+llmb_bind_ends
 {
 trap : TERM  # Slurm ends the steps; this waits for their end
 # The samplers end when the pipe to them is closed. If one does not start, the run continues without it.
@@ -82,7 +252,7 @@ srun --nodes=1 --ntasks=8 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=no
     --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench --no-container-mount-home \
     --container-writable sh -c \
     'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"; export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE" TORCHINDUCTOR_COMPILE_THREADS="${TORCHINDUCTOR_COMPILE_THREADS:-$((SLURM_CPUS_ON_NODE / SLURM_NTASKS_PER_NODE))}"; exec "$@"' \
-    llmb-task bash -c \
+    llmb-task python3 -I "$llmb_folder"/bind.py none auto bash -c \
     'found=; while read -r name _ value; do case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac; done </opt/Megatron-Bridge/src/megatron/bridge/package_info.py; case "$found" in 0.4) :;; 0.5) :;; 0.6) words=(); before=; for word; do own=$word; case "$before $word" in "python /opt/Megatron-Bridge/scripts/performance/run_script.py") word=/opt/Megatron-Bridge/scripts/performance/bootstrap.py;; "--task lora") word=peft;; esac; words+=("$word"); before=$own; done; set -- "${words[@]}"; for pair in TORCH_NCCL_AVOID_RECORD_STREAMS=1 TORCH_NCCL_HIGH_PRIORITY=1 NCCL_NVLS_ENABLE=0 NVTE_FWD_LAYERNORM_SM_MARGIN=16 NVTE_BWD_LAYERNORM_SM_MARGIN=16 CUDA_DEVICE_MAX_CONNECTIONS=32; do name=${pair%%=*}; if [ "${!name-}" = "${pair#*=}" ]; then unset "$name"; fi; done;; *) echo "llmb: this image has megatron_bridge ${found:-of an unknown version}, and llmb supports 0.4, 0.5 and 0.6 for llama3_70b" >&2; exit 2;; esac; exec numactl --cpunodebind=$((LOCAL_RANK/4)) --membind=$((LOCAL_RANK/4)) "$@"' \
     llmb-bind python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama \
     --model_recipe_name llama3_70b --task lora --gpu b200 --compute_dtype fp8_cs --num_gpus 8 --max_steps 50 \
