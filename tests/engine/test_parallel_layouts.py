@@ -153,7 +153,8 @@ they split a GEMM or attention, its parts are summed in bf16. A value that is ro
 next FP8 number, up to an eighth away.
 
 In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if every collective
-completes only when it is waited for: `tests/engine/test_collectives_late.py`."""
+completes only when it is waited for: `tests/engine/test_collectives_late.py`. `--communication` does not change a
+digit either: `tests/engine/test_collectives_ways.py`."""
 
 
 class Layout(NamedTuple):

@@ -178,6 +178,7 @@ def plan_with(overrides: dict[str, object], **choices: object) -> EnginePlan:
         ({}, {"compiled": False}, "_eager"),
         ({}, {"attention_backend": "flash"}, "_attention-flash"),
         ({}, {"deterministic": True}, "_deterministic"),
+        ({}, {"communication": "plain"}, "_communication-plain"),
         ({}, {"grad_reduce_dtype": "fp32"}, "_reduce-fp32"),
         ({}, {"document_tokens": 512}, "_documents512"),
         ({}, {"parallelism": {"dp_sharding": "full"}}, "_shard-full"),

@@ -68,7 +68,10 @@ def test_the_code_of_a_run_follows_from_its_plan(tiny_plan: Callable[..., Engine
     pipeline = {"keeps_gathered", "fuses_casts", "casts_attention_again"}
     assert true_of(scale=2, dtype="fp8", overrides={"pp": 2}) == pipeline
     assert true_of(scale=4, dtype="fp8", overrides={"pp": 2}) == pipeline | {"shards_parameters"}
-    assert true_of(scale=2, overrides={"tp": 2}) == {"keeps_gathered", "overlaps_tp"}
+    assert true_of(scale=2, overrides={"tp": 2}) == (sharded := {"keeps_gathered", "overlaps_tp"})
+    in_fp8 = {"scale": 2, "dtype": "fp8", "overrides": {"tp": 2}}
+    assert true_of(**in_fp8) == sharded | {"fuses_casts", "gathers_fp8_gradients"}
+    assert true_of(**in_fp8, communication="plain") == sharded | {"fuses_casts"}
 
 
 def test_adapters_are_those_of_the_recipe_unless_chosen_otherwise(tiny_plan: Callable[..., EnginePlan]) -> None:

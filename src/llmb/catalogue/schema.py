@@ -39,7 +39,8 @@ class SoftwareRates(Record):
 
     tp, cp, pp, ep: the share of hidden messages that still delays a rank. ep_hidden, dp_hidden: the share of the work
     beside messages of experts, and of gradients and parameters, that hides them. ep_joins_copies: a token crosses the
-    network once for all experts of a node. unfused: the factor of bytes of operators between products.
+    network once for all experts of a node. tp_gathers_casts: gradients are cast to FP8 before they are gathered; if
+    false, a fitted tp_fp8 may contain this. unfused: the factor of bytes of operators between products.
     replays_graphs: a CUDA graph of whole steps, if a recipe has one. tp, tp_fp8, cp and attention replace the rates of
     the same name.
     """
@@ -52,6 +53,7 @@ class SoftwareRates(Record):
     ep_hidden: Share
     dp_hidden: Share
     ep_joins_copies: bool
+    tp_gathers_casts: bool = False
     replays_graphs: bool = False
     unfused: float = Field(ge=1)
     attention: float | None = Field(default=None, ge=1)

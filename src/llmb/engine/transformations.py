@@ -96,7 +96,8 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
             apply_lora(stage, plan.lora, compute_dtype(plan.recipe.dtype))
             add_dropout(stage, plan.lora.dropout, plan.seed)
         # Before data parallelism, which shards the remaining part of a rank.
-        apply_tensor_parallel(stage, ranks.mesh["tp"], sequence_parallel=layout.sequence_parallel)
+        whole = layout.sequence_parallel, path.gathers_fp8_gradients
+        apply_tensor_parallel(stage, ranks.mesh["tp"], sequence_parallel=whole[0], gathers_casts=whole[1])
         # Before data parallelism, which wraps modules: attention is replaced.
         apply_context_parallel(stage, ranks.mesh["cp"], layout.seq_len)
         # After everything that adds, replaces or shards a parameter: it wraps the existing ones.

@@ -194,8 +194,9 @@ class _Step:
         self.links = Links(layout, replicas, gpu, 1 / rates["nvlink"], 1 / rates["network"], machine.links, joined)
         sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
         ways = (plan.recipe.published_way("cuda_graphs"), plan.recipe.published_way("dispatcher"))
-        self.key = (*sizes, layout.pp > 1, plan.recompute, *ways)
-        self.work = RankWork(plan, gpu.sms or USUAL_SMS, machine, joins_copies=self._joins_copies())
+        self.key = (*sizes, layout.pp > 1, plan.recompute, plan.communication, *ways)
+        casts, joins = rates["tp_gathers_casts"] > 0, self._joins_copies()
+        self.work = RankWork(plan, gpu.sms or USUAL_SMS, machine, joins_copies=joins, gathers_casts=casts)
         self.casts = self.work.sizes.fp8
         self.replays = plan.recipe.published_way("cuda_graphs") == "full iteration" and rates["replays_graphs"] > 0
 

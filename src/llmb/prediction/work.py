@@ -115,10 +115,17 @@ class RankWork:
     """The work of the ranks of a plan: per layer, outside of layers, and per step."""
 
     def __init__(
-        self, plan: EnginePlan, sms: int | None, machine: MeasuredMachine | None = None, *, joins_copies: bool = False
+        self,
+        plan: EnginePlan,
+        sms: int | None,
+        machine: MeasuredMachine | None = None,
+        *,
+        joins_copies: bool = False,
+        gathers_casts: bool = True,
     ) -> None:
         self.plan, self.sms, self.measured = plan, sms, (machine or MeasuredMachine()).products
         self.copies = plan.recipe.model.moe.top_k if plan.recipe.model.moe and joins_copies else 0
+        self.gathers_casts = gathers_casts and plan.compute_path.gathers_fp8_gradients
         self.model, self.layout = plan.recipe.model, plan.recipe.layout
         self.sizes = Sizes(plan)
         self.trained = plan.lora is None
@@ -276,7 +283,8 @@ class RankWork:
             pairs = 2 if not kind.experts or self._has_shared else 1
             cast = whole / 2 if kind.casts else whole
             ahead += [Messages("all_gather", "tp", pairs, cast), Messages("reduce_scatter", "tp", pairs, whole)]
-            back += [Messages("all_gather", "tp", pairs, whole), Messages("reduce_scatter", "tp", pairs, whole)]
+            gradient = cast if self.gathers_casts else whole
+            back += [Messages("all_gather", "tp", pairs, gradient), Messages("reduce_scatter", "tp", pairs, whole)]
             if self.trained:
                 back.append(Messages("all_gather", "tp", pairs, cast, beside=True))
         elif layout.tp > 1:

@@ -16,6 +16,7 @@ from llmb.runs.profiling import Profiling
 
 DpSharding = Literal["full", "optimizer", "none"]
 GradientSync = Literal["step", "micro-batch"]
+Communication = Literal["plain", "overlapped"]
 _option = partial(Option, panel="Parallelism")
 
 
@@ -229,6 +230,13 @@ class Choices(Record):
             "GPU; 'flash3' and 'flash4' (FlashAttention 3 and 4) also need the package flash-attn-3 or flash-attn-4."
         ),
     ] = "auto"
+    communication: Annotated[
+        Communication,
+        _option(
+            help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before it gathers them; 'plain' "
+            "gathers them in bf16. Both compute the same numbers."
+        ),
+    ] = "overlapped"
     force_load_balancing: Annotated[
         bool, _training(help="Route the same number of tokens to every expert, independent of the router.")
     ] = False

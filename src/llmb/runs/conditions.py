@@ -51,6 +51,7 @@ SETTINGS = (
     "recompute",
     "compiled",
     "attention_backend",
+    "communication",
     "keep_logits",
     "force_load_balancing",
     "capacity_factor",

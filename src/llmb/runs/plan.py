@@ -28,7 +28,15 @@ from llmb.runs.attention_choice import AttentionChoice
 from llmb.runs.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
 from llmb.runs.checkpoints.prepared_data import PackedDataset
-from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Parallelism, Recompute
+from llmb.runs.choices import (
+    DEFAULT_SEED,
+    DEFAULT_STALL_LIMIT_S,
+    Choices,
+    Communication,
+    Fp8Recipe,
+    Parallelism,
+    Recompute,
+)
 from llmb.runs.profiling import Profile
 
 
@@ -186,6 +194,8 @@ class ComputePath(Record):
     """How gradients of micro-batches are summed: by the products themselves, in bf16; by autograd, in fp32; by FSDP."""
     overlaps_tp: bool
     """Gathers and scatters of the sequence overlap with products in the backward pass."""
+    gathers_fp8_gradients: bool = False
+    """Tensor parallelism gathers gradients after their cast to FP8, not before it."""
     fuses_casts: bool
     """Activations and rotations of gradients cast their results to FP8 themselves. This requires delayed scaling, whose
     scales are known in advance, and a run without adapters."""
@@ -203,6 +213,7 @@ class EnginePlan(Plan):
     compiled: bool = False
     keep_logits: bool = False
     attention_backend: AttentionChoice = "auto"
+    communication: Communication = "overlapped"
     force_load_balancing: bool = False
     capacity_factor: Positive | None = None
     """Rows that each expert computes, relative to an equal share of a rank's tokens; None if no token is dropped."""
@@ -231,6 +242,10 @@ class EnginePlan(Plan):
             joins_products=self.compiled and not sharded and not in_fp8,
             gradient_sums="by FSDP" if sharded else "after the product" if in_fp32 else "by the product",
             overlaps_tp=layout.sequence_shards > 1 and self.lora is None,
+            gathers_fp8_gradients=in_fp8
+            and layout.sequence_shards > 1
+            and self.lora is None
+            and self.communication != "plain",
             fuses_casts=delayed and self.lora is None,
             casts_attention_again=delayed and layout.pp > 1,
         )
@@ -282,6 +297,7 @@ def make_plan(
         recompute=choices.recompute,
         compiled=choices.compiles_on(device),
         attention_backend=choices.attention_backend,
+        communication=choices.communication,
         keep_logits=choices.keeps_logits_of(recipe),
         force_load_balancing=choices.balances_of(recipe),
         capacity_factor=choices.capacity_factor_of(recipe),

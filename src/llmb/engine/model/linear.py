@@ -76,6 +76,11 @@ def gathered(shard: Tensor, group: Group) -> Tensor:
     return finish(start_gather(shard, SEQUENCE, group), SEQUENCE)
 
 
+def scattered(summand: Tensor, group: Group) -> Tensor:
+    """Sum the whole sequence over the ranks, and return this rank's shard of it, without a gradient."""
+    return finish(start_scatter(summand, SEQUENCE, group), SEQUENCE)
+
+
 def overlapped(
     shard: Tensor, group: Group, to_input: Callable[[], Tensor], to_weights: Callable[[Tensor], Found]
 ) -> tuple[Tensor, Found]:
@@ -85,9 +90,9 @@ def overlapped(
     weights from the whole sequence.
     """
     again = start_gather(shard, SEQUENCE, group)
-    scattered = start_scatter(to_input(), SEQUENCE, group)
+    summed = start_scatter(to_input(), SEQUENCE, group)
     of_weights = to_weights(finish(again, SEQUENCE))
-    return finish(scattered, SEQUENCE).contiguous(), of_weights
+    return finish(summed, SEQUENCE).contiguous(), of_weights
 
 
 def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tuple[Tensor, ...]:
@@ -142,8 +147,7 @@ class _MultiplyShard(torch.autograd.Function):
         shard: Tensor | None
         shard, *matrices = ctx.saved_tensors
         if shard is None:
-            scattered = start_scatter(_to_input(gradients, matrices), SEQUENCE, ctx.group)
-            return finish(scattered, SEQUENCE), None, *[None for _ in matrices]
+            return scattered(_to_input(gradients, matrices), ctx.group), None, *[None for _ in matrices]
         compute = shard_gradients if torch.compiler.is_compiling() else _gradients
         to_shard, *of_weights = compute(list(gradients), shard, matrices, *ctx.group)
         return to_shard, None, *of_weights
@@ -259,11 +263,15 @@ class Linear(nn.Linear):
     """A linear layer without bias.
 
     gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
-    are gathered for the product; None if the input is whole. adapter: its output is added to the layer's.
+    are gathered for the product; None if the input is whole. summed_over: the ranks whose products are summed and
+    scattered by the sequence; None if the layer returns its own product, as all but ``sums_products`` layers do.
+    adapter: its output is added to the layer's.
     """
 
+    sums_products = False
     gradients: GradientSum | None = None
     group: Group | None = None
+    summed_over: Group | None = None
     adapter: nn.Module | None
 
     def __init__(self, inputs: int, outputs: int) -> None:

@@ -103,11 +103,14 @@ class VocabularyShard(Vocabulary):
         return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)
 
 
-def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def apply_tensor_parallel(
+    model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool, gathers_casts: bool = False
+) -> None:
     """Shard ``model`` in place over the ranks of ``mesh``; it then returns logits of this rank's vocabulary shard.
 
     A stage without an embedding takes, and a stage without a head returns, hidden states of this rank's shard of the
-    sequence, or of the full sequence without ``sequence_parallel``.
+    sequence, or of the full sequence without ``sequence_parallel``. gathers_casts: FP8 layers gather the gradients of
+    their outputs after the cast.
     """
     if mesh.size() == 1:
         return
@@ -119,8 +122,12 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
     for path, module in model.named_modules():
         if isinstance(module, Experts):
             continue
-        shard_parameters(module, mesh, placement_of(path))
-        connect(module, path, boundary)
+        placement = placement_of(path)
+        shard_parameters(module, mesh, placement)
+        if gathers_casts and placement == Shard(INPUTS) and isinstance(module, Linear) and module.sums_products:
+            module.summed_over = boundary.group
+        else:
+            connect(module, path, boundary)
     model.tie()
 
 

@@ -23,7 +23,7 @@ from llmb.engine.kernels import elementwise
 from llmb.engine.kernels.elementwise import Activation, Heads, Rotation
 from llmb.engine.model.attention import Attention, Rotary, RotaryPosition
 from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
-from llmb.engine.model.linear import SEQUENCE, Joined, Linear, gathered, local_shard, overlapped
+from llmb.engine.model.linear import SEQUENCE, Joined, Linear, gathered, local_shard, overlapped, scattered
 from llmb.engine.precision.scaling import (
     FORMATS,
     GRADIENT,
@@ -48,14 +48,15 @@ class ProductKind(NamedTuple):
     """The arguments of a product that are constants in compiled code.
 
     group: the ranks that each hold a shard of the sequence, which the product gathers; None if the input is whole.
-    batch: the number of sequences in the rows. casts_again: True if the backward pass casts ``hidden`` again, for the
-    gradients of weights. outputs: the number of outputs of each weight.
+    summed_over: see ``Linear``. batch: the number of sequences in the rows. casts_again: True if the backward pass
+    casts ``hidden`` again, for the gradients of weights. outputs: the number of outputs of each weight.
     """
 
     delayed: bool
     product_dtype: ProductDtype
     activation: Activation | None
     group: Group | None
+    summed_over: Group | None
     batch: int
     casts_again: bool
     outputs: tuple[int, ...]
@@ -282,20 +283,33 @@ def without_gradients(ctx: FunctionCtx, *outputs: Tensor) -> None:
 
 
 class ProductFunction(torch.autograd.Function):
-    """The product, [rows, sum of outputs] bf16."""
+    """The product, [rows, sum of outputs] bf16; if it is summed over ranks, this rank's shard: [batch, seq, outputs].
+
+    The gradient of a shard is cast before it is gathered, with the same result as after it, because ranks share scales.
+    """
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
         operands, _ = restore(arguments)
         save(ctx, operands)
-        return forward(operands)
+        kind, product = operands.kind, forward(operands)
+        if kind.summed_over is None:
+            return product
+        return scattered(torch.unflatten(product, 0, (kind.batch, -1)), kind.summed_over)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Fp8Context, gradient: Tensor) -> Gradients:
         saved, delayed, (_, trained) = load_saved(ctx), ctx.kind.delayed, needed_gradients(ctx)
-        scaled = cast_tensor(gradient, GRADIENT, saved.factors.gradient, delayed=delayed, transposes=trained)
-        return backward(ctx, saved, scaled)
+        factor, group = saved.factors.gradient, ctx.kind.summed_over
+        if group is None:
+            scaled = cast_tensor(gradient, GRADIENT, factor, delayed=delayed, transposes=trained)
+            return backward(ctx, saved, scaled)
+        rows = gradient.flatten(0, 1)
+        scaled = cast_tensor(rows, GRADIENT, factor, delayed=delayed, transposes=False, group=group)
+        whole = as_rows(gathered(as_bytes(scaled.values, ctx.kind.batch), group), scaled.values.dtype)
+        transposed = elementwise.transpose(whole) if trained else None
+        return backward(ctx, saved, scaled._replace(values=whole, transposed=transposed))
 
 
 class Fp8Activated(torch.autograd.Function):
@@ -377,6 +391,7 @@ class Fp8Linear(Fp8Matrix, Linear):
     """
 
     casts_again = False
+    sums_products = True
 
     def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         nn.Module.__init__(self)
@@ -446,15 +461,17 @@ def operands(
         hidden = CastInput(hidden, scaled)
     (values, transposed, inverse, amax), outputs = hidden.cast, tuple(map(len, weights))
     batch, rows = hidden.hidden.shape[0], hidden.hidden.flatten(0, -2)
-    kind = ProductKind(scales.delayed, first.product_dtype, activation, group, batch, first.casts_again, outputs)
+    groups = group, first.summed_over
+    kind = ProductKind(scales.delayed, first.product_dtype, activation, *groups, batch, first.casts_again, outputs)
     factors = scales.factors._replace(input=Factor(scales.factors.input.scale, inverse))
     return Operands(rows, scales.probe, kind, weights, values, transposed, amax, factors, layer.kept)
 
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
     """Return the product of a layer with ``hidden``: [..., sum of outputs]."""
-    product: Tensor = apply_to(ProductFunction, operands(layer, hidden))
-    return as_sequences(product, hidden)
+    used = operands(layer, hidden)
+    product: Tensor = apply_to(ProductFunction, used)
+    return product if used.kind.summed_over else as_sequences(product, hidden)
 
 
 def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
