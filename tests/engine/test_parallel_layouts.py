@@ -421,6 +421,21 @@ def test_every_layout_trains_in_fp8_as_one_process_does(
     fp8_table |= figures
 
 
+@pytest.mark.measured
+@pytest.mark.parametrize("sizes", [{}, {"cp": 2}, {"ep": 2}, {"pp": 2}], ids=str)
+def test_gradients_that_are_reduced_by_micro_batch_train_in_fp8_as_one_process_does(
+    sizes: dict[str, int | bool],
+    tiny_plan: MakePlan,
+    train_plans: Callable[..., list[dict[str, Any]]],
+    fp8_alone: dict[str, dict[str, Any]],
+) -> None:
+    layout = Layout(4 if "pp" in sizes else 2, sizes, parallelism=SYNCED.parallelism)
+    models = [model for model in FP8_MODELS if model in layout.workloads]
+    found = train_plans([fp8_plan(tiny_plan, model, layout) for model in models])
+    figures = [fp8_figures(one, fp8_alone[model]) for model, one in zip(models, found, strict=True)]
+    assert [one for one in figures if any(map(gt, one, FP8_BOUNDS[layout.fp8_kind]))] == []
+
+
 @pytest.fixture(scope="session")
 def bf16_alone(tiny_plan: MakePlan, train_plans: Callable[..., list[dict[str, Any]]]) -> dict[str, Any]:
     return train_plans([fp8_plan(tiny_plan, QWEN_MOE, dtype="bf16")])[0]
