@@ -146,6 +146,11 @@ def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text)
         ("collectives --ranks 1 --device cpu", 2, "collectives need at least two ranks"),
         ("collectives --min-size 1GiB --device cpu", 2, "above the maximum"),
         ("collectives --min-size 8", 2, "'8' is not a valid size"),
+        ("collectives --experts", 2, "--experts requires a recipe"),
+        ("collectives --ep 2", 2, "--ep is only for --experts"),
+        ("collectives alltoall --experts -w pretrain_mixtral", 2, "does not accept COLLECTIVE"),
+        ("collectives --experts -w pretrain_mixtral -s tiny --scale 2 --ep 1 --device cpu", 2, "because EP is 1"),
+        ("collectives --experts -w pretrain_mixtral -s tiny --scale 2 --ep 2 --device cpu --ranks 3", 2, "over EP 2"),
         ("collectives --wait", 2, "--wait requires a queued job"),
         ("gpus --dry-run", 2, "--dry-run requires a queued job"),
         ("list --benchmark gem", 2, "did you mean 'gemm'?"),
@@ -266,6 +271,17 @@ def test_collectives_of_two_processes_are_measured_checked_and_kept(llmb, tmp_pa
     assert [row.model_dump(mode="json")["time_s"] for row in kept.measurements] == [
         row["time_s"] for row in document["measurements"]
     ]
+
+
+def test_the_exchange_of_experts_is_measured_at_its_size_over_the_ranks_of_ep(llmb, tmp_path) -> None:
+    recipe = ("-w", "pretrain_mixtral", "-s", "tiny", "--scale", "2", "--ep", "2")
+    calls = ("--iterations", "2", "--warmup", "1", "--device", "cpu")
+    document = json.loads(llmb("bench", "collectives", "--experts", *recipe, *calls, "--json").stdout)
+    check_rows(document, 2, 2)
+    size = 4 * 128 * 128 * 2  # fp32, tokens, hidden size, experts of a token
+    assert {(row["case"], row["size_bytes"]) for row in document["measurements"]} == {("alltoall", size)}
+    (kept,) = read_measurements(tmp_path)
+    assert kept.recipe == "pretrain_mixtral tiny fp32 on 2 x cpu, MBS 1, sequence length 128, EP 2"
 
 
 @pytest.mark.slow

@@ -232,6 +232,7 @@ CALLS = {
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
     "bench gemm": ("bench", "gemm", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
     "bench attention": ("bench", "attention", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
+    "bench collectives": ("bench", "collectives", "--experts", "-w", TINY, "--gpu-type", "cpu"),
     "config show": ("config", "show", "-w", MODEL, "--json"),
     "parse": ("parse", "logs", "-w", MODEL),
     "judge": ("judge", "logs", "-w", MODEL),
@@ -245,6 +246,7 @@ CALLS = {
 FAILING = {
     "bench gemm": "is not divisible by MBS x DP = 3",
     "bench attention": "is not divisible by MBS x DP = 3",
+    "bench collectives": "exchanges no tokens between experts, because EP is 1",
     "checkpoint import": "missing",
     "memory": "the layout has ranks 0 to 1",
     "parse": "no such file or directory",

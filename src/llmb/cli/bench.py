@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from llmb.base.errors import EnvironmentProblem, UsageError, unknown
-from llmb.base.options import build, options_of
+from llmb.base.options import build
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
-from llmb.cli.bench_jobs import collectives, command_line, gpus, save_and_show
+from llmb.cli.bench_jobs import OF_SHAPES, collectives, command_line, gpus, save_and_show
 from llmb.cli.common import CommandGroup, Json
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here, print_unspecified, say
@@ -45,8 +45,7 @@ from llmb.reports.output import print_line, print_output
 
 SECONDS = 5.0
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
-NAMES = ("workload", "size", "scale", "gpu_type", "release", "tp", "cp", "ep", "etp", "mbs", "seq_len")
-SHAPES = selection_options([option for name, option in options_of(Request).items() if name in NAMES])
+SHAPES = selection_options(OF_SHAPES)
 """The options of a recipe that determine its shapes; all of them are optional."""
 Dtypes = Annotated[
     str | None,

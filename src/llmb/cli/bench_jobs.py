@@ -13,9 +13,11 @@ import typer
 
 import llmb
 from llmb.base.errors import EnvironmentProblem, RunFailed, UsageError
-from llmb.base.options import Option
+from llmb.base.options import Option, build, options_of
 from llmb.base.shown_text import listed
 from llmb.catalogue.catalogue import Catalogue
+from llmb.catalogue.model_name import model_of
+from llmb.catalogue.resolve import Request
 from llmb.cli.common import Json
 from llmb.cli.progress import CaseProgress, JobStates
 from llmb.cli.root import install_here, say
@@ -44,12 +46,20 @@ from llmb.nodes.bench.collective_bench import (
     CollectiveRequest,
     collective_job,
     collective_texts,
+    expert_exchange,
     measure_here,
     measurement_file,
     parse_collectives,
     raise_if_wrong,
 )
-from llmb.nodes.bench.device_bench import DeviceChoice, bytes_of, device_here, raise_if_incomplete
+from llmb.nodes.bench.device_bench import (
+    DeviceChoice,
+    bytes_of,
+    device_here,
+    raise_if_incomplete,
+    recipe_text,
+    resolved_here,
+)
 from llmb.nodes.bench.measurements import JOB as GPUS_FILE
 from llmb.nodes.bench.measurements import PROGRAM as GPUS_PROGRAM
 from llmb.nodes.bench.measurements import MeasurementFile, write_measurements
@@ -104,6 +114,9 @@ OF_JOBS: dict[str, Option] = {
     if name not in OF_RUNS
 }
 JOB = value_options(OF_JOBS.values(), envvar=False)
+NAMES = ("workload", "size", "scale", "gpu_type", "release", "tp", "cp", "ep", "etp", "mbs", "seq_len")
+OF_SHAPES = [option for name, option in options_of(Request).items() if name in NAMES]
+"""The options of a recipe that determine its shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +305,24 @@ Pairwise = Annotated[
 ]
 
 
-@takes(JOB, Sweep, Placed)
+Experts = Annotated[
+    bool,
+    typer.Option(
+        "--experts", help="Measure the all-to-all of a recipe's experts, at its size: -w, and EP ranks. Default: no."
+    ),
+]
+
+
+@takes(JOB, Sweep, Placed, value_options([replace(one, default=None) for one in OF_SHAPES]))
 def collectives(
     values: dict[str, Any],
     sweep: Sweep,
     placed: Placed,
+    shapes: dict[str, Any],
     ctx: typer.Context,
     names: Names = None,
     pairwise: Pairwise = False,
+    experts: Experts = False,
 ) -> None:
     """Measure collectives between GPUs (NCCL) or processes (gloo), and print a table in the format of nccl-tests.
 
@@ -312,11 +335,16 @@ def collectives(
     its partners. 'llmb submit --exclude unfit' skips the unfit nodes. In an allocation ('salloc', or a batch script)
     and without options of the scheduler, the nodes of the allocation are measured.
 
+    --experts measures the all-to-all that dispatches the tokens of one micro-batch to the experts of a layer (and, in
+    the same size, combines their outputs), in bf16 and over EP ranks. 'llmb predict --calibrate' then uses its time.
+
     Exit codes: 0 measured; 4 a result is wrong, memory ran out for a specified size, a rank failed, or a node is unfit.
 
     Examples:
 
     - `llmb bench collectives all_reduce --max-size 1GiB`
+
+    - `llmb bench collectives --experts -w pretrain_mixtral -s 8x7b --scale 64 --ep 8`
 
     - `llmb bench collectives --device cpu --ranks 4 --max-size 1MiB > gloo.txt; llmb nccl gloo.txt`
 
@@ -337,6 +365,11 @@ def collectives(
         _pairwise(BenchJobRequest(values, placed, here), placed)
         return
     request = sweep.request(names or [])
+    if experts:
+        request = _of_experts(request, shapes, placed, flags_of(ctx, SWEEP))
+        placed = placed if placed.ranks or placed.is_job(given) else replace(placed, ranks=request.ranks)
+    elif of_recipe := flags_of(ctx, shapes):
+        raise UsageError(f"--{next(iter(of_recipe)).replace('_', '-')} is only for --experts", do="add --experts")
     if placed.is_job(given):
         _in_a_job(BenchJobRequest(values, placed), request, placed)
     else:
@@ -347,10 +380,35 @@ SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
 """Options that a pairwise measurement does not accept."""
 
 
-def _here(sweep: CollectiveRequest, placed: Placed) -> None:
-    device, ranks = placed.here(on_cpu=RANKS_ON_CPU)
+def _of_experts(
+    request: CollectiveRequest, shapes: dict[str, Any], placed: Placed, given: Mapping[str, Any]
+) -> CollectiveRequest:
+    """Return the request for a recipe's exchange between experts; raise UsageError if it has none."""
+    if own := [name for name in ("names", "min_size", "max_size", "factor") if name in given]:
+        what = "COLLECTIVE" if own[0] == "names" else f"--{own[0].replace('_', '-')}"
+        raise UsageError(f"--experts uses the size of the recipe and does not accept {what}", do="omit it")
+    if not shapes["workload"]:
+        raise UsageError("--experts requires a recipe", do="add --workload, such as -w pretrain_mixtral -s 8x7b")
+    catalogue, machine = Catalogue(), this_machine()
+    workload, size = model_of(catalogue, shapes["workload"].lower(), shapes["size"] and shapes["size"].lower())
+    device = device_here(placed.device, machine)
+    named = build(Request, {**shapes, "workload": workload, "size": size})
+    recipe = resolved_here(catalogue, named, (), device, machine)
+    say(f"the exchange of {recipe_text(recipe)}")
+    return expert_exchange(request, recipe)
+
+
+def _check_ranks(sweep: CollectiveRequest, ranks: int) -> None:
     if ranks < LEAST_RANKS:
         raise UsageError("collectives need at least two ranks", do="pass --nodes 2, or --ranks 2 with --device cpu")
+    if sweep.ranks not in (None, ranks):
+        what = f"the recipe exchanges tokens over EP {sweep.ranks}, but {ranks} ranks would measure"
+        raise UsageError(what, do=f"pass --ranks and --nodes for {sweep.ranks} ranks, or --ep {ranks}")
+
+
+def _here(sweep: CollectiveRequest, placed: Placed) -> None:
+    device, ranks = placed.here(on_cpu=RANKS_ON_CPU)
+    _check_ranks(sweep, ranks)
     job, measured_at, install = collective_job(sweep, device), now(), install_here()
     with CaseProgress() as progress:
         result = measure_here(job, ranks, progress.case)
@@ -363,8 +421,7 @@ def _here(sweep: CollectiveRequest, placed: Placed) -> None:
 def _in_a_job(request: BenchJobRequest, sweep: CollectiveRequest, placed: Placed) -> None:
     job = collective_job(sweep, request.device)
     processes = request.nodes.placement.processes
-    if processes < LEAST_RANKS:
-        raise UsageError("collectives need at least two ranks", do="pass --nodes 2, or --ranks 2")
+    _check_ranks(sweep, processes)
     program = BenchProgram("collectives", COLLECTIVES_PROGRAM, "torchrun", {COLLECTIVES_JOB: job.model_dump_json()})
     if done := queue(request.order(program, f"collectives over {processes} ranks, by llmb"), placed):
         end, folder = done

@@ -3,6 +3,7 @@
 
 from collections.abc import Container, Mapping
 from functools import cached_property
+from types import MappingProxyType
 
 from llmb.catalogue.records import Gpu, Layout
 from llmb.prediction.work import Messages
@@ -18,7 +19,7 @@ distributed_data_parallel.py, bucket_size)."""
 class Links:
     """The links between the ranks of a layout. nvlink_share, network_share: attained fractions of nominal bandwidth.
     measured: bytes per second within an NVLink domain by kind of message, which replace the attained NVLink rate.
-    joined: groups that are assumed to be in one NVLink domain."""
+    joined: groups that are assumed to be in one NVLink domain. exchanges: as in ``MeasuredMachine``."""
 
     def __init__(
         self,
@@ -29,7 +30,9 @@ class Links:
         network_share: float,
         measured: Mapping[str, float],
         joined: Container[str] = (),
+        exchanges: Mapping[tuple[int, int, int], float] = MappingProxyType({}),
     ) -> None:
+        self.exchanges = exchanges
         self.layout, self.replicas, self.gpu, self.measured, self.joined = layout, replicas, gpu, measured, joined
         self.nvlink = gpu.nvlink_gb_s / 2 * 1e9 * nvlink_share
         self.network = (gpu.network_gb_s or 0.0) * 1e9 * network_share
@@ -61,6 +64,9 @@ class Links:
         if ranks == 1:
             return 0.0
         nodes = -(-ranks // within)
+        exchange = (ranks, nodes, int(message.size))
+        if message.kind == "all_to_all" and exchange in self.exchanges and not (message.copies and nodes > 1):
+            return message.number * self.exchanges[exchange]
         latency = START_S + (ranks - nodes) * NVLINK_HOP_S + (nodes - 1) * NETWORK_HOP_S
         nvlink = self.measured.get(message.kind, self.nvlink)
         volume = message.size * (2 if message.kind == "all_reduce" else 1)

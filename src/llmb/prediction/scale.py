@@ -86,7 +86,8 @@ def what_if(
     slow_links = calibration
     if machine := calibration.machine:
         links = {kind: rate / 2 for kind, rate in machine.links.items()}
-        slow_links = replace(calibration, machine=replace(machine, links=links))
+        exchanges = {key: seconds * (2 if key[1] == 1 else 1) for key, seconds in machine.exchanges.items()}
+        slow_links = replace(calibration, machine=replace(machine, links=links, exchanges=exchanges))
     slow = {name: SLOW_GPU * rate if name in CHIP else rate for name, rate in calibration.rates.items()}
     half_nvlink = gpu.model_copy(update={"nvlink_gb_s": gpu.nvlink_gb_s / 2})
     cases = [

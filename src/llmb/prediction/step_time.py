@@ -191,7 +191,8 @@ class _Step:
         self.plan, self.gpu, self.rates, self.cache = plan, gpu, rates, cache
         layout = self.layout = plan.recipe.layout
         replicas = plan.parallelism.replicas(layout)
-        self.links = Links(layout, replicas, gpu, 1 / rates["nvlink"], 1 / rates["network"], machine.links, joined)
+        shares = 1 / rates["nvlink"], 1 / rates["network"]
+        self.links = Links(layout, replicas, gpu, *shares, machine.links, joined, machine.exchanges)
         sizes = (layout.tp, layout.cp, layout.ep, layout.etp, layout.mbs, layout.seq_len, layout.sequence_parallel)
         ways = (plan.recipe.published_way("cuda_graphs"), plan.recipe.published_way("dispatcher"))
         self.key = (*sizes, layout.pp > 1, plan.recompute, plan.communication, *ways)

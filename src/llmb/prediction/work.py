@@ -85,11 +85,13 @@ class MeasuredMachine:
     """Measurements of a machine that refine its rates.
 
     products: the factor by which a product, in full tiles and waves, takes longer than at the rate of its precision.
-    links: bytes per second of collectives within an NVLink domain, by the kinds of ``Messages``.
+    links: bytes per second of collectives within an NVLink domain, by the kinds of ``Messages``. exchanges: seconds of
+    an all-to-all, by its ranks, their NVLink domains, and its bytes.
     """
 
     products: Mapping[ProductShape, float] = field(default_factory=dict)
     links: Mapping[str, float] = field(default_factory=dict)
+    exchanges: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
 
 
 class LayerKind(NamedTuple):

@@ -13,9 +13,11 @@ from llmb.nodes.bench.calibration import calibrate_with_bench
 from llmb.nodes.bench.device_bench import TimedCase, attention_cases, gemm_cases, meaning, memory_cases
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile, measurements_at
 from llmb.nodes.bench.protocol import DeviceReport, Timing
+from llmb.prediction.links import Links
 from llmb.prediction.prediction import default_calibration, predict
+from llmb.prediction.work import Messages
 from llmb.reports.bench_report import measurement_document
-from llmb.runs.choices import Choices
+from llmb.runs.choices import Choices, Replicas
 from llmb.runs.plan import EnginePlan, make_plan
 
 CATALOGUE = Catalogue()
@@ -132,6 +134,25 @@ def test_the_interval_is_no_narrower_and_says_what_was_not_checked() -> None:
     assert prediction.error_pct > usual.error_pct
     assert "llmb bench" in prediction.unvalidated[0]
     assert found.text.startswith("llmb bench on n: 15 products bf16 at 600 TFLOP/s; ")
+
+
+def test_an_exchange_of_experts_takes_as_long_as_was_measured() -> None:
+    request = Request(workload="pretrain_mixtral", size="8x7b", dtype="bf16", gpu_type="h100", scale=64)
+    plan = make_plan(resolve(CATALOGUE, request), Choices(), device="cuda")
+    layout, model = plan.recipe.layout, plan.recipe.model
+    assert (layout.ep, layout.etp, layout.tp, layout.cp) == (8, 1, 1, 1) and model.moe
+    size = 2 * layout.mbs * layout.seq_len * model.hidden_size * model.moe.top_k
+
+    def exchanges(*rows: Measurement) -> float:
+        machine = calibrate_with_bench([file(*rows)], plan, H100, GPUS, USUAL).machine
+        assert machine
+        links = Links(layout, Replicas(), H100, 1.0, 1.0, machine.links, (), machine.exchanges)
+        return links.travel(Messages("all_to_all", "ep", 2, float(size)))
+
+    slow, large = collective("alltoall", size, 100.0, time_s=0.5), collective("alltoall", 2**30, 200.0)
+    assert exchanges(slow) == exchanges(slow, large) == 2 * 0.5
+    assert exchanges(large) == exchanges(large, slow.model_copy(update={"ranks": 4})) < 0.1
+    assert "messages of experts" in changed(plan, file(slow))
 
 
 def test_the_newest_measurement_of_a_case_counts() -> None:

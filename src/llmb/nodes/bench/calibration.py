@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calibrates the rates of predictions with measurements of ``llmb bench``. Pure."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from llmb.catalogue.records import Gpu, gpu_type_of
 from llmb.nodes.bench.device_bench import MIB, PASS_WORDS, attention_shapes
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile
 from llmb.prediction.prediction import Calibration, chip_rates
-from llmb.prediction.sizes import BF16
+from llmb.prediction.sizes import BF16, Sizes
 from llmb.prediction.step_time import USUAL_SMS
 from llmb.prediction.work import MeasuredMachine, ProductShape, filled
 from llmb.runs.plan import EnginePlan
@@ -19,6 +20,7 @@ LEAST_COPY, LEAST_MESSAGE = 512 * MIB, 64 * MIB
 """Minimum sizes in bytes: smaller copies stay in a cache, and smaller messages are limited by latency."""
 KINDS = {"alltoall": "all_to_all", "sendrecv": "send"}
 """Names of messages in predictions, by their names in nccl-tests, where they differ."""
+OUT_OF_PLACE = re.compile(r"out of place(?:, (\d+) nodes)?")
 _PASSES = {word: name for name, word in PASS_WORDS.items()}
 
 
@@ -43,7 +45,7 @@ def calibrate_with_bench(
         do = "run 'llmb bench gemm', 'llmb bench attention', 'llmb bench memory' or 'llmb bench collectives' on a GPU"
         raise UsageError(f"{title} contains no measurement that predictions use", do=do)
     text = f"{title}: {', '.join(rates.texts)}; the rest as in published steps"
-    machine = MeasuredMachine(rates.products, rates.links)
+    machine = MeasuredMachine(rates.products, rates.links, rates.exchanges)
     return replace(usual, text=text, rates=rates.rates, machine=machine, error="bench")
 
 
@@ -55,12 +57,14 @@ class _Rates:
         self.rates = dict(self.usual)
         self.products: dict[ProductShape, float] = {}
         self.links: dict[str, float] = {}
+        self.exchanges: dict[tuple[int, int, int], float] = {}
         self.texts: list[str] = []
         self._add_memory()
         for dtype in ("bf16", "fp8"):
             self._add_products(dtype)
         self._add_attention({shape.text for shape in attention_shapes(plan.recipe)})
         self._add_links()
+        self._add_exchanges(plan)
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
         """Return the measured bursts, and the largest factor by which sustained work took longer than a burst."""
@@ -134,6 +138,21 @@ class _Rates:
             reached = row.bus_bandwidth_gb_per_s or 0.0
             self.links[KINDS.get(case, case)] = reached * 1e9
             self.texts.append(f"{case} at {reached:,.0f} GB/s")
+
+    def _add_exchanges(self, plan: EnginePlan) -> None:
+        """Add the times of all-to-all, which count for messages of exactly the measured size and ranks."""
+        rows, layout = Sizes(plan).expert_rows(), plan.recipe.layout
+        needed = layout.ep, BF16 * plan.recipe.model.hidden_size * rows // layout.etp
+        for row in self.rows:
+            place = OUT_OF_PLACE.fullmatch(row.shape or "")
+            if row.case != "alltoall" or place is None:
+                continue
+            if place[1] and self.gpu.nvlink_domain_gpus > self.gpu.gpus_per_node:
+                continue  # the nodes may be in one domain
+            self.exchanges[row.ranks, int(place[1] or 1), row.size_bytes or 0] = row.time_s
+            if (row.ranks, row.size_bytes) == needed:
+                size = (row.size_bytes or 0) / MIB
+                self.texts.append(f"exchange of {size:,.0f} MiB over {row.ranks} ranks in {1e3 * row.time_s:.3g} ms")
 
     def _shows_links(self, row: Measurement) -> bool:
         """Return whether a collective stayed within an NVLink domain and its messages were large enough."""

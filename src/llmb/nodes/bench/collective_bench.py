@@ -2,11 +2,13 @@
 """Measures collectives across processes on this machine, and formats results as measurements or as nccl-tests does."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import llmb
 from llmb.base.errors import RunFailed, UsageError
+from llmb.catalogue.records import Dtype, Recipe
+from llmb.nodes.bench.device_bench import recipe_text
 from llmb.nodes.bench.measure import OnProgress, job_folder, run_ranks
 from llmb.nodes.bench.measurements import Measurement, MeasurementFile, NotMeasured
 from llmb.nodes.bench.protocol import (
@@ -27,6 +29,7 @@ from llmb.nodes.bench.protocol import (
     bus_factor,
     sizes_between,
 )
+from llmb.prediction.sizes import BF16, FP32, expert_rows
 from llmb.readers.samples.host import Device
 
 LEAST_BYTES = 8
@@ -46,6 +49,25 @@ class CollectiveRequest:
     factor: int
     iterations: int
     warm_ups: int
+    recipe: str | None = None
+    ranks: int | None = None
+    """The number of ranks that the recipe needs, if any."""
+
+
+def expert_exchange(request: CollectiveRequest, recipe: Recipe) -> CollectiveRequest:
+    """Return the request for the all-to-all that sends the tokens of a micro-batch to experts, and their outputs back.
+
+    Both are in bf16, also in FP8 recipes, or in fp32. Every expert is assumed to get the same number of tokens. Raise
+    UsageError if the layout has no expert parallelism.
+    """
+    layout = recipe.layout
+    if layout.ep == 1:
+        what = f"{recipe.title()} exchanges no tokens between experts, because EP is 1"
+        raise UsageError(what, do="pass --ep 8, or another --workload")
+    rows = expert_rows(recipe.model, layout, recipe.capacity_factor) // layout.etp
+    size = (FP32 if recipe.dtype is Dtype.FP32 else BF16) * recipe.model.hidden_size * rows
+    sized = replace(request, collectives=("alltoall",), least=size, most=size)
+    return replace(sized, recipe=recipe_text(recipe), ranks=layout.ep)
 
 
 def parse_collectives(names: list[str]) -> tuple[Collective, ...]:
@@ -69,6 +91,7 @@ def collective_job(request: CollectiveRequest, device: Device) -> CollectiveJob:
         device=device,
         collectives=request.collectives,
         sizes=sizes,
+        recipe=request.recipe,
         limited_by_memory=request.most is None,
         warm_ups=request.warm_ups,
         iterations=request.iterations,
@@ -123,6 +146,7 @@ def measurement_file(
         software={"llmb": llmb.__version__, **versions},
         measurements=tuple(rows),
         not_measured=tuple(missing),
+        recipe=job.recipe,
     )
 
 

@@ -376,10 +376,21 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
 def recipe_of(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
-    """Return the recipe from which the shapes are taken, by default for this machine's GPU type.
+    """Return the recipe from which the shapes are taken, as ``resolved_here`` does; also raise UsageError if its model
+    has parts that ``weights_of`` does not support.
+    """
+    recipe = resolved_here(catalogue, request, dtypes, device, machine)
+    if parts := recipe.model.other_parts:
+        what = f"the shapes of {recipe.model_name} cannot be measured, because the model has {', '.join(parts.names)}"
+        raise UsageError(what, do="pass another --workload, or omit it")
+    return recipe
 
-    Its dtype is the first of ``dtypes`` that recipes can have, because shapes do not depend on it. Raises UsageError if
-    the recipe does not exist, or its model has parts that ``weights_of`` does not support.
+
+def resolved_here(
+    catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
+) -> Recipe:
+    """Return a recipe, by default for this machine's GPU type; raise UsageError if it does not exist. Its dtype is the
+    first of ``dtypes`` that recipes can have, because shapes do not depend on it.
     """
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}
@@ -389,11 +400,7 @@ def recipe_of(
         gpu_type = CPU
     if gpu_type != request.gpu_type:
         notes = {"gpu_type": "detected"}
-    recipe = resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), notes)
-    if parts := recipe.model.other_parts:
-        what = f"the shapes of {recipe.model_name} cannot be measured, because the model has {', '.join(parts.names)}"
-        raise UsageError(what, do="pass another --workload, or omit it")
-    return recipe
+    return resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), notes)
 
 
 def measure(

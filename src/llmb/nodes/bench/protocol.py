@@ -184,6 +184,8 @@ class CollectiveJob(Record):
     device: Device
     collectives: tuple[Collective, ...]
     sizes: tuple[int, ...]
+    recipe: str | None = None
+    """Description of the recipe that determines the sizes, if any."""
     limited_by_memory: bool = False
     """True if sizes that do not fit into memory are skipped; otherwise they are an error."""
     warm_ups: int
