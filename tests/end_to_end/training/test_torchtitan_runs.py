@@ -42,7 +42,7 @@ STARTED_WITHIN_S = 300
         (*LLAMA, "--scale", "2", "--pp", "2", "--recompute", "full"),
         (*LLAMA, "--scale", "1", "--dtype", "fp8", "--emulate-fp8"),
         (*QWEN, "--scale", "2", "--dp-sharding", "none"),
-        (*QWEN, "-s", "tiny-moe", "--scale", "2", "--ep", "2"),
+        (*QWEN, "-s", "tiny-moe", "--scale", "4", "--tp", "2", "--ep", "2"),
         (*GPT_OSS, "--scale", "1"),
         (*GPT_OSS, "--scale", "4", "--tp", "2", "--ep", "2", "--force-load-balancing"),
         (*DEEPSEEK, "--scale", "1", "--dtype", "bf16"),

@@ -3,8 +3,9 @@
 
 It replaces the name of the device, five functions that ``torch.cpu`` lacks, barriers with device ids, histograms of
 integers, the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs), FSDP's fused scaling and
-reduction of gradients, which gloo lacks, and the compiled FlexAttention of gpt-oss and DeepSeek-V3, which has no
-backward pass on CPUs. Models, masks, sharding and optimizer are unchanged. Memory is not measured; the log reports 0.
+reduction of gradients, which gloo lacks; the compiled FlexAttention of gpt-oss and DeepSeek-V3, which has no backward
+pass on CPUs; and attention of DTensors (Qwen3 with tensor parallelism), which torch lacks on CPUs. Models, masks,
+sharding and optimizer are unchanged. Memory is not measured; the log reports 0.
 """
 
 import importlib
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import flex_attention
 
 
@@ -38,6 +40,23 @@ def attend(
     total = scores.logsumexp(dim=-1)
     result = ((scores - total.unsqueeze(-1)).exp() @ value).to(query.dtype)
     return (result, total) if return_lse else result
+
+
+def replace_attention() -> None:
+    """Replace compiled FlexAttention; compute the attention of DTensors, which are sharded by heads, on local heads."""
+    attention: Any = importlib.import_module("torchtitan.models.attention")
+    attention.FlexAttentionWrapper._compiled_flex_attn = staticmethod(attend)
+    attention._compiled_create_block_mask = flex_attention.create_block_mask
+    forward = attention.ScaledDotProductAttentionWrapper.forward
+
+    def forward_of_shards(module: object, *inputs: torch.Tensor, **named: Any) -> Any:  # noqa: ANN401 (as torchtitan's)
+        first = inputs[0]
+        if not isinstance(first, DTensor):
+            return forward(module, *inputs, **named)
+        result = forward(module, *(each.to_local() for each in inputs if isinstance(each, DTensor)), **named)
+        return DTensor.from_local(result, first.device_mesh, first.placements)
+
+    attention.ScaledDotProductAttentionWrapper.forward = forward_of_shards
 
 
 def replace_device_functions() -> None:
@@ -71,9 +90,7 @@ def replace_device_functions() -> None:
         set_factor(module, factor)
         module.set_force_sum_reduction_for_comms(True)
 
-    attention: Any = importlib.import_module("torchtitan.models.attention")
-    attention.FlexAttentionWrapper._compiled_flex_attn = staticmethod(attend)
-    attention._compiled_create_block_mask = flex_attention.create_block_mask
+    replace_attention()
     kernels: Any = importlib.import_module("torchtitan.models.moe.kernels")
     kernels.fill_indices_wrapper = kernels.fill_indices_cpu  # both are torchtitan's
     FSDPModule.set_gradient_divide_factor = set_factor_of_sum  # type: ignore[assignment, method-assign]
