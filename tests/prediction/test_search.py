@@ -93,6 +93,17 @@ def test_gradients_are_reduced_by_micro_batch_only_where_a_layout_does_not_fit_o
     assert not small.plan.syncs_each_pass
 
 
+def test_between_two_ranks_accumulated_gradients_may_fit_where_shards_do_not() -> None:
+    sizes = {"tp": 4, "pp": 1, "cp": 1, "mbs": 1, "recompute": "full", "dp_sharding": "full"}
+    plan = planned("8b", 8)
+    (once,) = search(plan, predicted, {**sizes, "gradient_sync": "step"}).fitting
+    (synced,) = search(plan, predicted, {**sizes, "gradient_sync": "micro-batch"}).fitting
+    assert once.plan.recipe.layout.dp == 2 and once.memory.needed_gib < synced.memory.needed_gib
+    limit = (once.memory.needed_gib + synced.memory.needed_gib) / 2
+    (fitting,) = search(plan, predicted, {**sizes, "max_memory_gib": limit}).fitting
+    assert fitting == once
+
+
 def test_logits_are_kept_as_in_a_run_with_that_layout() -> None:
     found = search(planned("8b", 8), predicted).fitting
     assert all(each.plan.keep_logits == keeps_logits(each.plan.recipe) for each in found)

@@ -91,7 +91,8 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
         useful = [each for each in shardings if layout.ga > 1 or each != SHARDINGS[-1]] or shardings
         ways = [_with(plan, layout, recompute, *sharding) for recompute, sharding in product(recomputes, useful)]
         searched += len(ways)
-        if not _admits(constraints, _memory(ways[-1])):
+        # Between few ranks, fp32 shards and the buffers of their reduction may need more than accumulated gradients.
+        if not any(_admits(constraints, _memory(way)) for way in reversed(ways[-2:])):
             left_out[TOO_LARGE] += len(ways)
             continue
         fastest, tried = _fastest(ways, predicted, constraints)
@@ -103,8 +104,8 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 
 def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Constraints) -> tuple[Candidate, int]:
-    """Return the fastest of a layout's ways that fits, as its last does, and the number of those tried. Gradients are
-    reduced more often only if the layout does not fit otherwise, because that is never faster."""
+    """Return the fastest of a layout's ways that fits, as one of the last two does, and the number of ways tried.
+    Gradients are reduced more often only if the layout does not fit otherwise, because that is never faster."""
     once = [way for way in ways if way.parallelism.gradient_sync == "step"]
     frequent = {way.recompute: way for way in ways if way.parallelism.gradient_sync == "micro-batch"} if once else {}
     waiting = sorted(map(predicted, once or ways), key=_seconds)
