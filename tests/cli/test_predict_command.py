@@ -197,7 +197,7 @@ def test_a_trace_of_a_run_replaces_terms_of_its_own_layout(llmb: Run, tmp_path: 
     assert sum(document["breakdown_s"][name] for name in replaced) == pytest.approx(9)
     refused = llmb(*asked, "--tp", "2", "--calibrate", str(run / "torch_profile" / "rank-0.json"))
     assert refused.returncode == 2
-    assert "trace rank-0.json has tp 1, but the prediction is for 2" in refused.stderr
+    assert "trace rank-0.json was recorded with tp 1, but the prediction is for 2" in refused.stderr
     refused = llmb(*PLAN, "--calibrate", str(run / "torch_profile"))
     assert "a trace calibrates only the layout that it was recorded with" in refused.stderr
 

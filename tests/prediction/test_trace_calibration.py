@@ -87,14 +87,14 @@ def test_a_trace_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
     plan, path = planned(), trace(tmp_path / "a.json", KERNELS)
     assert calibrated(path, plan, plan).calibration.text.endswith("the rest as predicted")
     for recorded, text in (
-        (planned(tp=8, pp=1, vp=1), "trace a.json has tp 8, but the prediction is for 4"),
-        (planned(128), "trace a.json has gpus 128, but the prediction is for 64"),
+        (planned(tp=8, pp=1, vp=1), "trace a.json was recorded with tp 8, but the prediction is for 4"),
+        (planned(128), "trace a.json was recorded with gpus 128, but the prediction is for 64"),
     ):
         with pytest.raises(UsageError, match=text):
             calibrated(path, plan, recorded)
     for kernels, gpu, ranks, text in (
-        (KERNELS, "NVIDIA A100-SXM4-80GB", 64, "is of NVIDIA A100-SXM4-80GB, but the prediction is for h100"),
-        (KERNELS, "NVIDIA H100 80GB HBM3", 8, "has gpus 8, but the prediction is for 64"),
+        (KERNELS, "NVIDIA A100-SXM4-80GB", 64, "was recorded on NVIDIA A100-SXM4-80GB, but the prediction is for h100"),
+        (KERNELS, "NVIDIA H100 80GB HBM3", 8, "was recorded with gpus 8, but the prediction is for 64"),
         ({"nvjet_hsh_256x128": 1.0}, "NVIDIA H100 80GB HBM3", 64, "is not of this model, layout and batch: the MFU"),
     ):
         with pytest.raises(UsageError, match=text):
@@ -107,5 +107,5 @@ def test_a_trace_of_a_cpu_is_refused(tmp_path: Path) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler, step:
         torch.ones(8, 8) @ torch.ones(8, 8)
     profiler.export_chrome_trace(str(path))
-    with pytest.raises(UsageError, match="has operators of a CPU, but predictions are for GPUs"):
+    with pytest.raises(UsageError, match="contains operators of a CPU, but predictions are for GPUs"):
         calibrated(path, planned())

@@ -10,6 +10,7 @@ from llmb.catalogue.throughput import MFU, throughput
 from llmb.prediction.prediction import BRIDGE, DOCUMENTS, Calibration, predicted_terms
 from llmb.prediction.step_time import BUBBLE, TERMS
 from llmb.readers.profiles.breakdown import RankTrace, StepBreakdown, TraceSummary
+from llmb.readers.profiles.nsys_export import SPLIT_GRAPHS
 from llmb.runs.plan import EnginePlan
 
 GEMMS = ("bf16", "fp8", "mxfp8", "nvfp4", "experts", "written")
@@ -84,16 +85,19 @@ def _measured(step: StepBreakdown, software: str) -> Iterator[tuple[str, set[str
 def _check(title: str, trace: RankTrace, recorded: EnginePlan | None, plan: EnginePlan, types: Iterable[Gpu]) -> None:
     layout = plan.recipe.layout
     if trace.device == "cpu":
-        raise UsageError(f"{title} has operators of a CPU, but predictions are for GPUs", do=DO)
+        raise UsageError(f"{title} contains operators of a CPU, but predictions are for GPUs", do=DO)
     if trace.gpu_name and gpu_type_of(trace.gpu_name, types) != plan.recipe.gpu_type:
-        raise UsageError(f"{title} is of {trace.gpu_name}, but the prediction is for {plan.recipe.gpu_type}", do=DO)
+        raise UsageError(
+            f"{title} was recorded on {trace.gpu_name}, but the prediction is for {plan.recipe.gpu_type}", do=DO
+        )
     if trace.typical.cuda_graph_s:
-        do = "record a trace with 'nsys profile --cuda-graph-trace=node'"
-        raise UsageError(f"{title} has CUDA graphs without their kernels", do=do)
+        raise UsageError(f"{title} has CUDA graphs without their kernels", do=SPLIT_GRAPHS)
     theirs = _facts(recorded) if recorded else {"gpus": trace.world_size or layout.gpus}
     for name, ours in _facts(plan).items():
         if name in theirs and theirs[name] != ours:
-            raise UsageError(f"{title} has {name} {theirs[name]}, but the prediction is for {ours}", do=DO)
+            raise UsageError(
+                f"{title} was recorded with {name} {theirs[name]}, but the prediction is for {ours}", do=DO
+            )
     computed_s = trace.typical.matrix_product_s + trace.typical.attention_s
     if computed_s and (why := throughput(plan.recipe, computed_s, lora=plan.lora).reasons.get(MFU)):
         raise UsageError(f"{title} is not of this model, layout and batch: {why}", do=DO)
