@@ -178,7 +178,7 @@ def plan_with(overrides: dict[str, object], **choices: object) -> EnginePlan:
         ({}, {"compiled": False}, "_eager"),
         ({}, {"attention_backend": "flash"}, "_attention-flash"),
         ({}, {"deterministic": True}, "_deterministic"),
-        ({}, {"communication": "plain"}, "_communication-plain"),
+        ({}, {"communication": "plain", "free_sms": 16}, "_communication-plain_free-sms16"),
         ({}, {"grad_reduce_dtype": "fp32"}, "_reduce-fp32"),
         ({}, {"document_tokens": 512}, "_documents512"),
         ({}, {"parallelism": {"dp_sharding": "full"}}, "_shard-full"),

@@ -64,7 +64,7 @@ PLANS = (
     f"{TINY} --scale 2 --dtype bf16 --grad-reduce-dtype bf16 --lr 1e-4 --warmup-steps 3 --document-tokens 20",
     f"{TINY} --scale 2 --tp 2 --no-sequence-parallel --no-resources --compile --window all --dtype fp8 --emulate-fp8",
     f"{TINY} --scale 1 --checkpoint-interval 10 --resource-interval 2 --stall-limit 60 --attention-backend flash",
-    f"{TINY} --scale 2 --tp 2 --communication plain",
+    f"{TINY} --scale 2 --tp 2 --communication plain --free-sms 16",
     f"{EXPERTS} --scale 2 --capacity-factor 0 --ep 2",
     f"{EXPERTS} --scale 1 --force-load-balancing --deterministic",
     f"{EXPERTS} --pretend-scale 8 --rank 3 --steps 5",

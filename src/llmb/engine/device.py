@@ -64,6 +64,13 @@ def local_device(kind: Device) -> torch.device:
     return device
 
 
+def leave_free(sms: int, device: torch.device) -> None:
+    """Make products by cuBLASLt use all but ``sms`` multiprocessors: beside a collective, products that use all of them
+    would run a second wave."""
+    if sms and device.type == "cuda":
+        torch._C._set_sm_carveout_experimental(sms)
+
+
 def exact_fp32() -> None:
     """Compute fp32 matrix products in full precision: GPUs could otherwise round inputs to 10 mantissa bits (TF32)."""
     torch.set_float32_matmul_precision("highest")

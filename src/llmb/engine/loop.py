@@ -18,7 +18,7 @@ from llmb.engine.checkpoint.load import load_checkpoint, load_weights, verify_ch
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.data.batches import Loader, MicroBatch, StepData, StepSource, on_device, rank_data, rank_samples
 from llmb.engine.data.build import build_data, check_dataset
-from llmb.engine.device import Memory, exact_fp32
+from llmb.engine.device import Memory, exact_fp32, leave_free
 from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
@@ -100,6 +100,7 @@ STEPS_BETWEEN_COLLECTIONS = 100
 def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
     """Train for ``plan.steps`` steps, or until a loss or gradient norm is not finite."""
     exact_fp32()
+    leave_free(plan.free_sms, ranks.device)
     check_dataset(plan, ranks)
     check_weights(plan)
     environment = describe_environment(ranks)

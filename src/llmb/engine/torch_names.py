@@ -21,6 +21,7 @@ TRIED = ("2.11", "2.13")
 """Versions of torch tested by training: 2.11 on an H200, 2.13 on CPUs."""
 ENGINE = (
     *_names("torch._C._distributed_c10d", "FakeWork FileStore PrefixStore Store TCPStore _resolve_process_group"),
+    *_names("torch._C", "_set_sm_carveout_experimental"),
     *_names("torch._dynamo", "mark_dynamic"),
     *_names("torch", "_foreach_add_ _foreach_norm _fused_adamw_ _grouped_mm _scaled_mm"),
     *_names("torch.UntypedStorage", "_cdata"),

@@ -237,6 +237,13 @@ class Choices(Record):
             "gathers them in bf16. Both compute the same numbers."
         ),
     ] = "overlapped"
+    free_sms: Annotated[
+        int,
+        _option(
+            help="Multiprocessors of a GPU that matrix products leave free for communication (experimental in torch).",
+            minimum=0,
+        ),
+    ] = 0
     force_load_balancing: Annotated[
         bool, _training(help="Route the same number of tokens to every expert, independent of the router.")
     ] = False

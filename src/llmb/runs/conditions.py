@@ -52,6 +52,7 @@ SETTINGS = (
     "compiled",
     "attention_backend",
     "communication",
+    "free_sms",
     "keep_logits",
     "force_load_balancing",
     "capacity_factor",

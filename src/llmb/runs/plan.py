@@ -214,6 +214,7 @@ class EnginePlan(Plan):
     keep_logits: bool = False
     attention_backend: AttentionChoice = "auto"
     communication: Communication = "overlapped"
+    free_sms: Count = 0
     force_load_balancing: bool = False
     capacity_factor: Positive | None = None
     """Rows that each expert computes, relative to an equal share of a rank's tokens; None if no token is dropped."""
@@ -298,6 +299,7 @@ def make_plan(
         compiled=choices.compiles_on(device),
         attention_backend=choices.attention_backend,
         communication=choices.communication,
+        free_sms=choices.free_sms,
         keep_logits=choices.keeps_logits_of(recipe),
         force_load_balancing=choices.balances_of(recipe),
         capacity_factor=choices.capacity_factor_of(recipe),
