@@ -71,12 +71,8 @@ def _measured(step: StepBreakdown, software: str) -> Iterator[tuple[str, set[str
     # NVIDIA's software sends keys and values around a ring, like the stages of a pipeline; others gather them.
     sent, gathered = {TERMS["pp"], BUBBLE}, {TERMS[rate] for rate in ("tp", "dp", "dp_beyond", "wait")}
     (sent if software in (DOCUMENTS, BRIDGE) else gathered).add(TERMS["cp"])
-    used = {
-        "EP messages": (TO_EXPERTS, {TERMS["ep"]}),
-        "sends": (SENDS, sent),
-        "gathers and reductions": (REDUCTIONS, gathered),
-    }
-    for name, (kinds, replaced) in used.items():
+    used = (("EP messages", TO_EXPERTS, {TERMS["ep"]}), ("sends", SENDS, sent))
+    for name, kinds, replaced in (*used, ("gathers and reductions", REDUCTIONS, gathered)):
         exposed = [each.exposed_s for each in step.collectives if each.kind in kinds]
         if exposed:
             yield f"exposed {name}", replaced, sum(exposed)
@@ -86,18 +82,15 @@ def _check(title: str, trace: RankTrace, recorded: EnginePlan | None, plan: Engi
     layout = plan.recipe.layout
     if trace.device == "cpu":
         raise UsageError(f"{title} contains operators of a CPU, but predictions are for GPUs", do=DO)
+    asked = "but the prediction is for"
     if trace.gpu_name and gpu_type_of(trace.gpu_name, types) != plan.recipe.gpu_type:
-        raise UsageError(
-            f"{title} was recorded on {trace.gpu_name}, but the prediction is for {plan.recipe.gpu_type}", do=DO
-        )
+        raise UsageError(f"{title} was recorded on {trace.gpu_name}, {asked} {plan.recipe.gpu_type}", do=DO)
     if trace.typical.cuda_graph_s:
         raise UsageError(f"{title} has CUDA graphs without their kernels", do=SPLIT_GRAPHS)
     theirs = _facts(recorded) if recorded else {"gpus": trace.world_size or layout.gpus}
     for name, ours in _facts(plan).items():
         if name in theirs and theirs[name] != ours:
-            raise UsageError(
-                f"{title} was recorded with {name} {theirs[name]}, but the prediction is for {ours}", do=DO
-            )
+            raise UsageError(f"{title} was recorded with {name} {theirs[name]}, {asked} {ours}", do=DO)
     computed_s = trace.typical.matrix_product_s + trace.typical.attention_s
     if computed_s and (why := throughput(plan.recipe, computed_s, lora=plan.lora).reasons.get(MFU)):
         raise UsageError(f"{title} is not of this model, layout and batch: {why}", do=DO)
