@@ -78,3 +78,19 @@ def test_prepared_by_jobs_that_are_not_queued_twice(
     last = json.loads(call(root, "--json").stdout)
     assert (last["jobs"], last["steps"][-1]["state"]) == ([], "kept")
     assert (root / "workloads/finetune_llama3/preparations").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("workloads", "options"),
+    [
+        (("pretrain_gpt_oss", "finetune_llama3"), "-w finetune_llama3 --synthetic -s tiny --gpu-type cpu --scale 2"),
+        (("finetune_llama3", "pretrain_qwen3"), "-w pretrain_qwen3 -s tiny --gpu-type cpu --scale 2"),
+        (("pretrain_gpt_oss",), "-w pretrain_gpt_oss -s tiny --gpu-type cpu --scale 2 --framework torchtitan"),
+        (("pretrain_kimi-k2",), "-w pretrain_llama3.1 -s tiny --gpu-type cpu --scale 2"),
+    ],
+)
+def test_the_first_run_is_one_that_trains(workloads: tuple[str, ...], options: str) -> None:
+    python = {"environment": "existing", "python": "/p/python"}
+    given = Answers(scheduler="local", workloads=workloads, **python)
+    *_, (_, command) = next_commands(Catalogue(), given, Path("/r"), jobs=False)
+    assert command.partition(" run ")[2] == options

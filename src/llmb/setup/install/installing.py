@@ -11,7 +11,7 @@ from typing import Any, Literal
 from llmb.base.errors import LlmbError, UserInterrupt
 from llmb.base.trust import WORKLOADS
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.resolve import CPU
+from llmb.catalogue.resolve import CPU, Request, gpu_types_of, resolve
 from llmb.launch.scheduler_lookup import find_scheduler
 from llmb.launch.scheduler_port import NONE
 from llmb.runs.checkpoint_use import check_room
@@ -183,11 +183,21 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
     if answers.prepare in ("here", "job"):
         for workload, size in prepared_sizes(catalogue, answers):
             yield "what is prepared, and what is missing", f"{llmb} prepare verify -w {workload} -s {size}"
-    plain = [name for name in answers.workloads if not catalogue.workloads[name].sources]
-    model = f"-w {plain[0]}" if plain else f"-w {answers.workloads[0]} --synthetic"
     command = "run" if answers.scheduler == LOCAL else "submit"
     wait = " --wait" if command == "submit" else ""
-    yield "a first result", f"{llmb} {command} {model} -s tiny --gpu-type cpu --scale 2{wait}"
+    yield "a first result", f"{llmb} {command} {_first_run(catalogue, answers.workloads)}{wait}"
+
+
+def _first_run(catalogue: Catalogue, names: Sequence[str]) -> str:
+    """Return the options of a run of a tiny model, of one of the workloads if it has one, best without data."""
+    tiny = [
+        (resolve(catalogue, Request(workload=name, size="tiny", gpu_type=CPU)), bool(catalogue.workloads[name].sources))
+        for name in (*names, "pretrain_llama3.1")
+        if CPU in gpu_types_of(catalogue.workloads[name], "tiny")
+    ]
+    recipe, has_data = min(tiny[:-1] or tiny, key=lambda each: (bool(each[0].engine_problem), each[1]))
+    program = " --framework torchtitan" if recipe.engine_problem else ""
+    return f"-w {recipe.workload}{' --synthetic' if has_data else ''} -s tiny --gpu-type cpu --scale 2{program}"
 
 
 def _llmb(python: Path) -> str:
