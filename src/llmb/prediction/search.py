@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -108,20 +109,15 @@ def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Cons
     Gradients are reduced more often only if the layout does not fit otherwise, because that is never faster."""
     once = [way for way in ways if way.parallelism.gradient_sync == "step"]
     frequent = {way.recompute: way for way in ways if way.parallelism.gradient_sync == "micro-batch"} if once else {}
-    waiting = sorted(map(predicted, once or ways), key=_seconds)
+    waiting = sorted(map(predicted, once or ways), key=attrgetter("seconds"))
     tried = 0
     while True:
         prediction = waiting.pop(0)
-        memory, tried = _memory(prediction.plan), tried + 1
+        plan, memory, tried = prediction.plan, _memory(prediction.plan), tried + 1
         if _admits(constraints, memory):
             return Candidate(prediction, memory), tried
-        plan = prediction.plan
         if plan.parallelism.dp_sharding == "full" and (same := frequent.pop(plan.recompute, None)):
-            insort(waiting, predicted(same), key=_seconds)
-
-
-def _seconds(prediction: Prediction) -> float:
-    return prediction.seconds
+            insort(waiting, predicted(same), key=attrgetter("seconds"))
 
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
