@@ -126,11 +126,11 @@ def with_tp(plan: EnginePlan) -> Counter[tuple[tuple[int, ...], Message]]:
     shards that they keep are gathered again for the gradients of weights. Embedding and head do half of that."""
     model, layout = plan.recipe.model, plan.recipe.layout
     hidden = 2 * layout.seq_len * model.hidden_size
-    inputs = hidden // 2 if plan.fp8_recipe else hidden
+    of_layers = hidden // 2 if plan.fp8_recipe else hidden  # gradients are gathered in FP8, too
     messages: Counter[tuple[tuple[int, ...], Message]] = Counter()
     messages[WORLD, ("reduce_scatter", hidden)] += GA * (LAYERS * (2 + 2) + 2)
-    messages[WORLD, ("all_gather", inputs)] += GA * LAYERS * (2 + 2)
-    messages[WORLD, ("all_gather", hidden)] += GA * (LAYERS * 2 + 2)
+    messages[WORLD, ("all_gather", of_layers)] += GA * LAYERS * (2 + 2 + 2)
+    messages[WORLD, ("all_gather", hidden)] += GA * 2
     # Each rank's largest logit and sum of exponentials of each token, in fp32.
     messages[WORLD, ("all_gather", 2 * 4 * NODE * layout.seq_len)] += GA
     messages[WORLD, ("all_reduce", 2 * model.hidden_size)] += 2 * LAYERS + 1  # norms see a part of the sequence
