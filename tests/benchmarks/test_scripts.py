@@ -77,6 +77,13 @@ def test_the_overhead_of_the_engine_is_measured_in_pairs() -> None:
 
 
 @pytest.mark.measured
+def test_the_stops_of_saves_are_measured() -> None:
+    code, found = quick("checkpoint_stops", "--json")
+    assert code == 0
+    assert min(found["size_mib"], found["copy_s"], found["first_s"], found["later_s"]) > 0
+
+
+@pytest.mark.measured
 def test_the_cost_of_sampling_is_measured_in_pairs() -> None:
     _, found = quick("resource_sampling", "--json")
     assert (found["pairs"], found["steps_per_block"]) == (3, 2)

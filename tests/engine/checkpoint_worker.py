@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Model
 from llmb.engine.checkpoint.load import load_checkpoint
-from llmb.engine.checkpoint.save import Writer
-from llmb.engine.checkpoint.state import RANDOM, training_state
+from llmb.engine.checkpoint.save import Staging, Writer
+from llmb.engine.checkpoint.state import RANDOM, PartsSavePlanner, local_elements, shard_places, training_state
 from llmb.engine.model.decoder import build_model
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.exchange import TrainedStage
@@ -60,7 +60,9 @@ def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
                 for name, tensor in state.items():
                     if not name.startswith(RANDOM):
                         tensor.copy_(place(named_values(name, tensor), tensor))
-                save(state, storage_writer=Writer(folder / str(number) / "weights"))
+                places = shard_places(state)
+                writer, planner = Writer(folder / str(number) / "weights"), PartsSavePlanner(places)
+                save(Staging().copy(local_elements(state, places), CPU), storage_writer=writer, planner=planner)
                 continue
             load_checkpoint(folder / str(number), [stage], [optimizer], ranks)
             for name, tensor in training_state([stage], [optimizer], ranks.device).items():

@@ -12,6 +12,7 @@ from ranks import CPU, joined, plan_in, ranks_of, run
 from torch.distributed.distributed_c10d import _world
 
 from llmb.engine.checkpoint.save import Saver
+from llmb.engine.optimizer import build_optimizer
 from llmb.engine.stages import prepare_stages
 from llmb.runs.folder import RunFolder
 
@@ -35,8 +36,9 @@ def main(folder: Path, rank: int) -> None:
     with joined(folder, rank, plan.recipe.layout.gpus):
         ranks = ranks_of(plan, rank)
         stages = prepare_stages(plan, ranks)
-        Saver(plan, RunFolder(folder / "run"), ranks, stages, [])
-        print(json.dumps({"groups": gloo_threads(), "devices": device_threads()}))
+        optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+        saver = Saver(plan, RunFolder(folder / "run"), ranks, stages, optimizers)
+        print(json.dumps({"groups": gloo_threads(), "devices": device_threads(), "writes": len(saver.pieces.items)}))
 
 
 run(main)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.engine.checkpoint.load import MetadataUnpickler, TensorReader, read_state
-from llmb.engine.checkpoint.save import Writer, cannot_save, causes
+from llmb.engine.checkpoint.save import Staging, Writer, cannot_save, causes
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
 OF_PYTHONS = sorted((Path(__file__).parents[1] / "data" / "checkpoints").iterdir())
@@ -36,6 +36,23 @@ def test_every_layout_reads_what_another_wrote(models, run_ranks, tmp_path):
 def save_here(state, folder):
     with warnings.catch_warnings(action="ignore"):  # torch says that there is one process only
         save(state, storage_writer=Writer(folder), no_dist=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_staged_does_not_change_and_the_next_save_reuses_its_memory(device, needs):
+    needs("gpu", device == "cpu" or torch.cuda.is_available(), "no CUDA device is visible to torch")
+    staging, buffer = Staging(), torch.arange(12.0, device=device)
+    state = {"part of a buffer": buffer[4:8], "transposed": buffer.view(3, 4).t(), "none": buffer[:0]}
+    staged = staging.copy(state, buffer.device)
+    places = {name: tensor.data_ptr() for name, tensor in staged.items()}
+    buffer.zero_()
+    assert staged["part of a buffer"].tolist() == [4, 5, 6, 7]
+    assert staged["transposed"].is_contiguous() and staged["transposed"][:, 0].tolist() == [0, 1, 2, 3]
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in staged.values())
+    assert {tensor.is_pinned() for tensor in staged.values() if len(tensor)} == {device == "cuda"}
+    again = staging.copy(state, buffer.device)
+    assert {name: tensor.data_ptr() for name, tensor in again.items()} == places
+    assert not again["part of a buffer"].any()
 
 
 def test_metadata_of_tensors_is_read(tmp_path):

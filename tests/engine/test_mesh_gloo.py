@@ -41,6 +41,7 @@ def test_every_group_has_one_thread(
         assert len(threads) == 3, "and one that all dimensions of one rank share"
         assert set(threads.values()) == {1}, threads
         assert found["devices"] == 1
+        assert found["writes"] > 10, "planned before the first step"
 
 
 @pytest.mark.parametrize(

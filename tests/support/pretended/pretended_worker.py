@@ -222,27 +222,22 @@ def _exchange_objects() -> None:
 def _write_zeros() -> None:
     """Where tensors without values would be written; those of a thread get values in the thread that trains."""
     import llmb.engine.checkpoint.load as loading
-    from llmb.engine.checkpoint.save import Saver, Writer
+    from llmb.engine.checkpoint.save import Saver, Staging
 
     # torch computes with tensors which part of each is this rank's.
     replace(loading, "read_state", with_values(loading.read_state))
-    replace(Saver, "_write", with_values(Saver._write))
-    usual, stage = torch.save, Writer.stage
+    for name in ("_write", "_plan_writes"):
+        replace(Saver, name, with_values(getattr(Saver, name)))
+    usual, copy = torch.save, Staging.copy
 
     def save(tensor: Any, *args: Any, **named: Any) -> Any:
         return usual(zeros(tensor), *args, **named)
 
-    def staged(writer: Any, state: Any) -> Any:
-        found = stage(writer, state)
-        for name, tensor in found.items():
-            if isinstance(tensor, DTensor):
-                replace(tensor, "_local_tensor", zeros(tensor._local_tensor))
-            else:
-                found[name] = zeros(tensor)
-        return found
+    def staged(staging: Any, state: Any, device: Any) -> Any:
+        return {name: zeros(tensor) for name, tensor in copy(staging, state, device).items()}
 
     replace(torch, "save", save)
-    replace(Writer, "stage", staged)
+    replace(Staging, "copy", staged)
 
 
 def with_values(function: Callable[..., Any]) -> Callable[..., Any]:

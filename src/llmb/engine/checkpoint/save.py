@@ -15,17 +15,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, futures
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.tensor import DTensor
 
 from llmb import __version__
 from llmb.base.errors import EnvironmentProblem
-from llmb.engine.checkpoint.state import PartsSavePlanner, part_places, training_state
+from llmb.engine.checkpoint.state import PartsSavePlanner, local_elements, part_places, shard_places, training_state
+from llmb.engine.device import synchronize
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.exchange import Stages
 from llmb.engine.parallel.mesh import Ranks
@@ -88,15 +89,6 @@ class Writer(FileSystemWriter):
         """Return metadata without the folder: versions of Python pickle its type under different names."""
         return StorageMeta(save_id=self.save_id)
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``state_dict`` in host memory, which later steps do not change."""
-        copyable = {}
-        for name, tensor in state_dict.items():
-            # On a CPU, torch cannot copy a shard that is a view into a buffer, except by ``clone``.
-            is_view = isinstance(tensor, DTensor) and tensor.device.type == "cpu" and tensor.storage_offset() > 0
-            copyable[name] = tensor.clone() if is_view else tensor
-        return super().stage(copyable)
-
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> futures.Future[list[WriteResult]]:
         try:
             written = super().write_data(plan, planner).value()
@@ -120,6 +112,25 @@ class Writer(FileSystemWriter):
         # The metadata was written under a temporary name.
         self.checksums |= {name.removesuffix(".tmp"): checksum for name, checksum in self.fs.checksums.items()}
         metadata.storage_data = {result.index: result.storage_data for written in results for result in written}
+
+
+class Staging:
+    """Copies of a rank's tensors in host memory, which later steps do not change. Each save overwrites the last one's.
+
+    The memory is kept, because to allocate it takes longer than to copy, and pinned if the tensors are on a GPU, which
+    then copies at the full speed of its link.
+    """
+
+    def __init__(self) -> None:
+        self.copies: dict[str, Tensor] = {}
+
+    def copy(self, state: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        for name, tensor in state.items():
+            if name not in self.copies:
+                self.copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self.copies[name].copy_(tensor, non_blocking=True)
+        synchronize(device)
+        return self.copies
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -250,7 +261,8 @@ class Saver:
 
     Except after the last step, a checkpoint is copied to host memory while training waits, and then written by a
     thread. The ranks synchronize through separate process groups, which never interfere with the collectives of
-    training. Each rank's writes are planned for the first checkpoint; later ones use the same plan.
+    training. The writes of all checkpoints are planned before training, because the first rank plans those of all
+    ranks, in Python, and the steps of all would wait for its interpreter.
     """
 
     def __init__(
@@ -265,8 +277,7 @@ class Saver:
         self.optimizers = optimizers
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[SaveLine] | None = None
-        self.pieces: SavePlan | None = None
-        """The plan of this rank's writes, once determined."""
+        self.staging = Staging()
         self.metadata = Metadata({})
         """Metadata of all tensors, on the first rank."""
         self.transfers: tuple[RankTransfer, ...] = ()
@@ -276,6 +287,7 @@ class Saver:
             self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, CHECKPOINT_GROUP, LONGEST_SAVE)
             # The default folder, which is in the run folder, is created with the first checkpoint.
             check_shared_folder(plan, self.folder if plan.checkpoint_dir else folder.path, ranks, self.hosts)
+            self.pieces = self._plan_writes()
 
     @property
     def busy(self) -> bool:
@@ -292,11 +304,11 @@ class Saver:
         path = self.folder / checkpoint_name(number + 1, self.plan.samples_before(number + 1))
         begun = Save(number + 1, path, time.time(), time.perf_counter())
         writer = Writer(partial_path(path) / WEIGHTS)
-        state = training_state(self.stages, self.optimizers, self.ranks.device)
+        state = local_elements(training_state(self.stages, self.optimizers, self.ranks.device), self.places)
         if number == self.plan.last_step:
             self._report(self._write(begun, writer, state))
         else:
-            copy = writer.stage(state)
+            copy = self.staging.copy(state, self.ranks.device)
             begun = replace(begun, blocked_s=time.perf_counter() - begun.began)
             self.pending = self.thread.submit(self._write, begun, writer, copy)
 
@@ -307,12 +319,8 @@ class Saver:
             self._report(pending.result())
 
     def _write(self, begun: Save, writer: Writer, state: dict[str, Tensor]) -> SaveLine:
-        planner = PartsSavePlanner(part_places(self.stages))
-        planner.set_up_planner(state, writer.storage_meta(), self.ranks.is_first)
-        writer.set_up_storage_writer(self.ranks.is_first)
+        planner = self._planner(writer, state)
         try:
-            if self.pieces is None:
-                self.pieces = self.hosts.ask(planner.create_local_plan, partial(self._settle, writer, planner))
             write = partial(self._write_own, begun, writer, planner, self.pieces)
             self.hosts.ask(write, partial(self._complete, begun, writer))
         except OSError as error:
@@ -321,6 +329,21 @@ class Saver:
             self.hosts.ask(lambda: None, list)  # as soon as one rank ends, the launcher ends all
             raise cannot_save(begun.path.name, error) from error
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
+
+    def _plan_writes(self) -> SavePlan:
+        """Return the plan of this rank's writes. A collective."""
+        state = training_state(self.stages, self.optimizers, self.ranks.device)
+        self.places = {**shard_places(state), **part_places(self.stages)}
+        writer = Writer(self.folder)
+        planner = self._planner(writer, local_elements(state, self.places))
+        pieces: SavePlan = self.hosts.ask(planner.create_local_plan, partial(self._settle, writer, planner))
+        return pieces
+
+    def _planner(self, writer: Writer, state: dict[str, Tensor]) -> PartsSavePlanner:
+        planner = PartsSavePlanner(self.places)
+        planner.set_up_planner(state, writer.storage_meta(), self.ranks.is_first)
+        writer.set_up_storage_writer(self.ranks.is_first)
+        return planner
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
         """Plan the writes of each rank; only one rank writes shared values. This takes 10 s for 170,000 pieces."""

@@ -67,13 +67,32 @@ Places = Mapping[str, PartPlace]
 
 
 def place_of(part: RankPart) -> PartPlace:
-    parameter = part.parameter.detach()
-    shape, offset = tuple(parameter.shape), (0,) * parameter.ndim
-    if isinstance(parameter, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
-    return PartPlace(part.start, part.stop, tuple(shape), tuple(offset), tuple(parameter.shape))
+    shape, offset = _shard(part.parameter.detach())
+    return PartPlace(part.start, part.stop, shape, offset, tuple(part.parameter.shape))
+
+
+def _shard(tensor: Tensor) -> tuple[Numbers, Numbers]:
+    """Return the shape of this rank's shard of a tensor, and its offset."""
+    if isinstance(tensor, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return tuple(shape), tuple(offset)
+    return tuple(tensor.shape), (0,) * tensor.ndim
+
+
+def shard_places(state: Mapping[str, Tensor]) -> Places:
+    """Return the places of this rank's shards of the DTensors in ``state``."""
+    shards = {name: (tensor, *_shard(tensor)) for name, tensor in state.items() if isinstance(tensor, DTensor)}
+    return {
+        name: PartPlace(0, prod(shape), shape, offset, tuple(tensor.shape))
+        for name, (tensor, shape, offset) in shards.items()
+        if shape
+    }
+
+
+def local_elements(state: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
+    """Return this rank's values of ``state``: one dimension for tensors with a place, none of them a DTensor."""
+    local = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
+    return {name: tensor.flatten() if name in places else tensor for name, tensor in local.items()}
 
 
 def boxes(shape: Numbers, start: int, stop: int) -> Iterator[tuple[Numbers, Numbers]]:
