@@ -15,8 +15,10 @@ SIZES = {"gbs": 4, "seq_len": 64, "layers": 2}
 Case = tuple[str, int, dict[str, Any], dict[str, Any]]
 """Workload, ranks, sizes, choices."""
 FP8 = {"dtype": "fp8"}
+BALANCED = FP8 | {"force_load_balancing": True}
 QUICK: dict[str, Case] = {
     "TP2": (LLAMA, 2, {"tp": 2}, FP8),
+    "EP2": (MAVERICK, 2, {"ep": 2}, {"dtype": "bf16", "capacity_factor": 0.0}),
     "TP2, current, sequences of 2": (LLAMA, 2, {"tp": 2, "mbs": 2}, FP8 | {"fp8_recipe": "current-all"}),
 }
 SLOW: dict[str, Case] = {
@@ -25,6 +27,11 @@ SLOW: dict[str, Case] = {
     "TP2, recomputed": (NEMOTRON, 2, {"tp": 2}, FP8 | {"recompute": "full"}),
     "DP2 x TP2": (LLAMA, 4, {"tp": 2, "layers": 3}, FP8 | {"fp8_recipe": "current"}),
     "TP2 x PP2 x VP2": (LLAMA, 4, {"tp": 2, "pp": 2, "vp": 2, "layers": 4}, FP8),
+    "EP2, compiled, recomputed": (MAVERICK, 2, {"ep": 2}, BALANCED | {"compiled": True, "recompute": "selective"}),
+    "EP2, recomputed": (MAVERICK, 2, {"ep": 2}, BALANCED | {"recompute": "full"}),
+    "EP2, selective": (MAVERICK, 2, {"ep": 2}, BALANCED | {"recompute": "selective"}),
+    "DP2 x EP2": (MAVERICK, 4, {"ep": 2}, {"dtype": "bf16", "capacity_factor": 1.5}),
+    "PP2 x EP2": (MAVERICK, 4, {"pp": 2, "ep": 2, "layers": 4}, FP8 | {"capacity_factor": 0.0}),
     "TP2 x EP2 x ETP2": (MAVERICK, 4, {"tp": 2, "ep": 2, "etp": 2}, FP8 | {"capacity_factor": 0.0}),
 }
 
@@ -42,7 +49,9 @@ def differences(
                 plans.append(tiny_plan(workload, ranks, **options))
                 names.append(name if way == "plain" else f"{name}: {way}")
         found += compared(dict(zip(names, train_plans(plans), strict=True)))
-        eager = {name: plan for name, plan in zip(names, plans, strict=True) if not plan.compiled}
+        pairs = zip(names, plans, strict=True)
+        # Selective recomputation and the compiler recognize operators, which late ones replace.
+        eager = {name: plan for name, plan in pairs if not plan.compiled and plan.recompute != "selective"}
         late = dict(zip(eager, train_plans([*eager.values()], late=True), strict=True))
         found += [f"late: {each}" for each in compared(late)]
     return found

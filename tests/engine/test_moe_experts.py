@@ -121,7 +121,7 @@ def test_tokens_beyond_the_capacity_are_dropped_as_in_megatron(
 
     expected, dropped = megatron_moe.routed(hidden[0], *weights, top_k, factor, sigmoid=kind == "sigmoid-scaled-inputs")
     routed = layer.dispatch(hidden)
-    found = layer.combine(routed, layer.run_experts(routed), None)
+    found = layer.combine(routed, layer.run_experts(layer.send(routed)), None)
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
     given_back = torch.randn_like(expected)
     gradients = torch.autograd.grad(found[0], [hidden, *weights], given_back)

@@ -87,7 +87,9 @@ def main(folder: Path, routing: str, rank: int) -> None:
             found.append(passes(layer, hidden))
         same = torch.tensor(all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True)))
         dist.all_reduce(same, op=dist.ReduceOp.MIN)
-        beside = during_exchanges(layer, hidden)
+        beside = []
+        for layer.overlaps_dispatch in (False, True):
+            beside += during_exchanges(layer, hidden)
         if rank == 0:
             print(json.dumps({"collectives": [calls for calls, _ in found], "same": bool(same), "beside": beside}))
 

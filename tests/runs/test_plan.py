@@ -71,6 +71,8 @@ def test_the_code_of_a_run_follows_from_its_plan(tiny_plan: Callable[..., Engine
     assert true_of(scale=2, overrides={"tp": 2}) == (sharded := {"keeps_gathered", "overlaps_tp"})
     in_fp8 = {"scale": 2, "dtype": "fp8", "overrides": {"tp": 2}}
     assert true_of(**in_fp8) == sharded | {"fuses_casts", "gathers_fp8_gradients"}
+    experts = {"workload": "finetune_llama4-maverick", "scale": 2, "overrides": {"ep": 2}}
+    assert true_of(**experts) - true_of(**experts, communication="plain") == {"overlaps_dispatch"}
     assert true_of(**in_fp8, communication="plain") == sharded | {"fuses_casts"}
 
 

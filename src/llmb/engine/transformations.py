@@ -26,7 +26,7 @@ from llmb.engine.model.adapter import OWN, Adapter, Dropout, FusedAdapter, Token
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.model.loss import Softmax
-from llmb.engine.model.moe import BalancedRouter
+from llmb.engine.model.moe import BalancedRouter, MoELayer
 from llmb.engine.parallel.context_parallel import apply_context_parallel
 from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
@@ -113,6 +113,7 @@ def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
     """Set the capacity factor of MoE layers and, if the plan forces load balancing, make their routers round-robin."""
     for layer in stage.moe_layers().values():
         layer.capacity_factor = plan.capacity_factor
+        layer.overlaps_dispatch = plan.compute_path.overlaps_dispatch
         if plan.force_load_balancing:
             layer.router = BalancedRouter(layer.router, ranks.rank % (ranks.world_size // ranks.mesh["pp"].size()))
 
@@ -130,7 +131,8 @@ def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
             experts = block.mlp.experts
             experts.activate = torch.compile(experts.activate, dynamic=True, backend=backend)
             if block.mlp.shared_expert is not None:
-                block.wrap("run_shared_expert", compiled)
+                for part in MoELayer.SHARED:
+                    block.wrap(part, compiled)
             block.wrap("after_experts", compiled)
         else:
             block.wrap("compute", compiled)

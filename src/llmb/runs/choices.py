@@ -233,8 +233,8 @@ class Choices(Record):
     communication: Annotated[
         Communication,
         _option(
-            help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before it gathers them; 'plain' "
-            "gathers them in bf16. Both compute the same numbers."
+            help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before it gathers them, and begins"
+            " the shared expert while it sends tokens to experts; 'plain' does both later. The numbers are the same."
         ),
     ] = "overlapped"
     free_sms: Annotated[

@@ -196,6 +196,8 @@ class ComputePath(Record):
     """Gathers and scatters of the sequence overlap with products in the backward pass."""
     gathers_fp8_gradients: bool = False
     """Tensor parallelism gathers gradients after their cast to FP8, not before it."""
+    overlaps_dispatch: bool = False
+    """The first products of a shared expert are computed while tokens are sent to experts."""
     fuses_casts: bool
     """Activations and rotations of gradients cast their results to FP8 themselves. This requires delayed scaling, whose
     scales are known in advance, and a run without adapters."""
@@ -231,7 +233,7 @@ class EnginePlan(Plan):
     @property
     def compute_path(self) -> ComputePath:
         """The engine's code paths for this run."""
-        layout, in_fp8 = self.recipe.layout, self.fp8_recipe is not None
+        layout, in_fp8, moe = self.recipe.layout, self.fp8_recipe is not None, self.recipe.model.moe
         shared, whole = self.recipe.shares_parameters, self.parallelism.keeps_parameters
         sharded, delayed = shared and not whole, self.fp8_recipe == "delayed"
         in_fp32 = self.recipe.training.grad_reduce_dtype == "fp32"
@@ -246,6 +248,10 @@ class EnginePlan(Plan):
             gathers_fp8_gradients=in_fp8
             and layout.sequence_shards > 1
             and self.lora is None
+            and self.communication != "plain",
+            overlaps_dispatch=moe is not None
+            and moe.shared_ffn_hidden_size is not None
+            and layout.ep > 1
             and self.communication != "plain",
             fuses_casts=delayed and self.lora is None,
             casts_attention_again=delayed and layout.pp > 1,

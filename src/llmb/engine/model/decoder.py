@@ -60,26 +60,23 @@ class Block(nn.Module):
 
 
 class MoEBlock(Block):
-    """A block with a mixture of experts. Its forward pass consists of four parts, each of which is in ``stages``.
+    """A block with a mixture of experts. Its forward pass consists of ``PARTS``, each of which is in ``stages``.
 
     ``run_experts`` cannot be compiled: its shapes depend on the tokens, and the experts' parameters are gathered
     separately from those of the block.
     """
 
-    PARTS: ClassVar[tuple[str, ...]] = ("before_experts", "run_experts", "run_shared_expert", "after_experts")
+    PARTS: ClassVar[tuple[str, ...]] = ("before_experts", *MoELayer.PARTS, "after_experts")
     mlp: MoELayer
 
     def __init__(self, model: Model, layer: int, experts: MixtureOfExperts) -> None:
         super().__init__(model, layer, MoELayer(model.hidden_size, experts))
-        parts = self.before_experts, self.mlp.run_experts, self.mlp.run_shared_expert, self.after_experts
-        self.stages |= dict(zip(self.PARTS, parts, strict=True))
+        of_mlp = (getattr(self.mlp, part) for part in MoELayer.PARTS)
+        self.stages |= dict(zip(self.PARTS, (self.before_experts, *of_mlp, self.after_experts), strict=True))
 
     def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, routed = self.stages["before_experts"](hidden, rotary, documents)
-        outputs = self.stages["run_experts"](routed)
-        # Overlaps with the exchange of outputs and, in the backward pass, with that of their gradients.
-        shared = self.stages["run_shared_expert"](routed.hidden)
-        output: Tensor = self.stages["after_experts"](hidden, routed, self.mlp.experts.complete(outputs), shared)
+        output: Tensor = self.stages["after_experts"](hidden, routed, *self.mlp.run(routed, self.stages))
         return output
 
     def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:

@@ -81,7 +81,13 @@ class GatedMLP(nn.Module):
         self.down_bias = bias_if(bias, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up(hidden)
+        return self.end(*self.begin(hidden))
+
+    def begin(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Return the products with the first matrices, the arguments of ``end``."""
+        return self.gate_up(hidden)
+
+    def end(self, gate: Tensor, up: Tensor) -> Tensor:
         output: Tensor = self.down_bias(self.down_proj(functional.silu(self.gate_bias(gate)) * self.up_bias(up)))
         return output
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixture of experts: routers, which choose the experts of each token, and the experts, with or without a capacity."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -134,9 +134,9 @@ class Experts(nn.Module):
             layer.keep_weight()
         return self.products(self, rows, host_counts)
 
-    def complete(self, outputs: Tensor) -> Tensor:
-        """Return ``outputs``, the result of ``forward``; a subclass may first have to wait for them."""
-        return outputs
+    def send(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None) -> "Sent":
+        """Begin to send rows to the ranks of their experts; the arguments are those of ``forward``."""
+        return Sent(rows, counts, host_counts)
 
     def matrices(self, name: str) -> Tensor:
         """Return one matrix per expert of this rank: [experts, inputs, outputs]."""
@@ -199,8 +199,33 @@ class Routed(NamedTuple):
     """Weights of the outputs, [tokens, top_k]; None if the router scales inputs."""
 
 
+def unchanged(rows: Tensor) -> Tensor:
+    return rows
+
+
+class Sent(NamedTuple):
+    """Rows for the experts of this rank, which may be in transit.
+
+    rows: the argument of ``arrive``, which waits for them. counts, host_counts: see ``Experts.forward``. send_back:
+    begins to send outputs to the ranks of their rows; ``complete`` waits for its result.
+    """
+
+    rows: Tensor
+    counts: Tensor
+    host_counts: list[int] | None
+    arrive: Callable[[Tensor], Tensor] = unchanged
+    send_back: Callable[[Tensor], Tensor] = unchanged
+    complete: Callable[[Tensor], Tensor] = unchanged
+
+
 class MoELayer(nn.Module):
-    """Routed experts and, if the model has one, a shared expert that processes every token."""
+    """Routed experts and, if the model has one, a shared expert that processes every token.
+
+    overlaps_dispatch: True if the first products of the shared expert are computed while rows are sent to experts.
+    """
+
+    SHARED: ClassVar[tuple[str, ...]] = ("begin_shared_expert", "end_shared_expert")
+    PARTS: ClassVar[tuple[str, ...]] = ("run_experts", *SHARED)
 
     def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
@@ -210,13 +235,25 @@ class MoELayer(nn.Module):
         self.shared_expert = None if shared is None else GatedMLP(hidden_size, shared)
         self.moe = moe
         self.capacity_factor: float | None = None
+        self.overlaps_dispatch = False
         self.scales_inputs = moe.router == "sigmoid-scaled-inputs"
 
     def forward(self, hidden: Tensor) -> Tensor:
         routed = self.dispatch(hidden)
-        outputs = self.run_experts(routed)
-        shared = self.run_shared_expert(hidden)
-        return self.combine(routed, self.experts.complete(outputs), shared)
+        outputs, shared = self.run(routed, {part: getattr(self, part) for part in self.PARTS})
+        return self.combine(routed, outputs, shared)
+
+    def run(self, routed: Routed, parts: Mapping[str, Callable[..., Any]]) -> tuple[Tensor, Tensor | None]:
+        """Return the outputs of the routed experts and of the shared expert. parts: the functions named by ``PARTS``.
+
+        Both parts of the shared expert overlap with an exchange and, in the backward pass, with that of gradients: the
+        first with that of rows, the second with that of outputs.
+        """
+        sent, early, begin = self.send(routed), self.overlaps_dispatch, parts["begin_shared_expert"]
+        begun = begin(routed.hidden) if early else None
+        outputs = parts["run_experts"](sent)
+        shared = parts["end_shared_expert"](begun if early else begin(routed.hidden))
+        return sent.complete(outputs), shared
 
     @property
     def balances(self) -> bool:
@@ -232,12 +269,17 @@ class MoELayer(nn.Module):
             return None
         return min(ceil(choices / self.moe.experts * self.capacity_factor), choices // self.moe.top_k)
 
-    def run_experts(self, routed: Routed) -> Tensor:
-        outputs: Tensor = self.experts(routed.rows, routed.counts, self.host_counts(len(routed.rows)))
-        return outputs
+    def send(self, routed: Routed) -> Sent:
+        return self.experts.send(routed.rows, routed.counts, self.host_counts(len(routed.rows)))
 
-    def run_shared_expert(self, hidden: Tensor) -> Tensor | None:
-        return None if self.shared_expert is None else self.shared_expert(hidden)
+    def run_experts(self, sent: Sent) -> Tensor:
+        return sent.send_back(self.experts(sent.arrive(sent.rows), sent.counts, sent.host_counts))
+
+    def begin_shared_expert(self, hidden: Tensor) -> tuple[Tensor, ...] | None:
+        return None if self.shared_expert is None else self.shared_expert.begin(hidden)
+
+    def end_shared_expert(self, begun: tuple[Tensor, ...] | None) -> Tensor | None:
+        return None if self.shared_expert is None or begun is None else self.shared_expert.end(*begun)
 
     def dispatch(self, hidden: Tensor) -> Routed:
         tokens = hidden.flatten(0, -2)

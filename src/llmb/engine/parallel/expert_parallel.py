@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from llmb.engine.collectives import Group, all_gather, all_to_all, finish_all_to_all, group_of, start_all_to_all
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.moe import BalancedRouter, Experts, MoELayer, Router, balanced_counts, permute
+from llmb.engine.model.moe import BalancedRouter, Experts, MoELayer, Router, Sent, balanced_counts, permute
 
 EXPERT = 0
 FEATURE = {"gate_up_proj": 3, "down_proj": 1}
@@ -55,16 +55,21 @@ class Dispatch(NamedTuple):
     counts: Tensor
     host_counts: list[int]
 
-    def send(self, rows: Tensor) -> Tensor:
-        """Send this rank's rows; return all ranks' rows for this rank's experts. Both are ordered by expert."""
-        arrived = all_to_all(rows, self.sent, self.received, self.ep)
+    def send(self, rows: Tensor) -> Sent:
+        """Begin to send this rank's rows, which are ordered by expert."""
+        started = start_all_to_all(rows, self.sent, self.received, self.ep)
+        return Sent(started, self.counts, self.host_counts, self.arrive, self.receive, finish_all_to_all)
+
+    def arrive(self, started: Tensor) -> Tensor:
+        """Wait for rows; return all ranks' rows for this rank's experts, ordered by expert."""
+        arrived = finish_all_to_all(started)
         if self.etp.size > 1:  # shards are uneven, so each rank sends its own to all
             copies = [len(arrived)] * self.etp.size
             arrived = all_to_all(arrived.repeat(self.etp.size, 1), copies, self.gathered, self.etp)
         return permute(arrived, self.order, self.back)
 
     def receive(self, outputs: Tensor) -> Tensor:
-        """Start to send outputs back to the ranks of their rows. Pass the result to ``finish_all_to_all``."""
+        """Begin to send outputs back to the ranks of their rows."""
         outputs = permute(outputs, self.back, self.order)
         if self.etp.size > 1:  # sums of parts
             copies = [sum(self.received)] * self.etp.size
@@ -74,9 +79,7 @@ class Dispatch(NamedTuple):
 
 
 class ParallelExperts(Experts):
-    """Experts on several ranks. Maps this rank's rows, in the order of experts, to the outputs of their experts.
-
-    The outputs may still be in transit: ``complete`` waits for them.
+    """Experts on several ranks, which exchange rows.
 
     places: see ``rank_places``, [ep, etp]; None if experts have different numbers of rows. With places, the number of
     rows for each rank is known, and the host need not wait for the device to count them.
@@ -96,12 +99,8 @@ class ParallelExperts(Experts):
         self.places = places
         self.balanced: dict[tuple[int, torch.device], Dispatch] = {}
 
-    def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:  # noqa: ARG002
-        dispatch = self.counted(counts) if self.places is None else self.balance(self.places, rows)
-        return dispatch.receive(super().forward(dispatch.send(rows), dispatch.counts, dispatch.host_counts))
-
-    def complete(self, outputs: Tensor) -> Tensor:
-        return finish_all_to_all(outputs)
+    def send(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None) -> Sent:  # noqa: ARG002
+        return (self.counted(counts) if self.places is None else self.balance(self.places, rows)).send(rows)
 
     def counted(self, counts: Tensor) -> Dispatch:
         """Exchange the number of rows for each expert, [experts], with other ranks, and plan the exchange of rows."""

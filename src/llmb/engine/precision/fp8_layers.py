@@ -480,21 +480,29 @@ def as_sequences(rows: Tensor, hidden: Tensor | CastInput) -> Tensor:
     return torch.unflatten(rows, 0, (*shape[:-2], -1))
 
 
-def cast_activation(first: Fp8Linear | Fp8Joined, last: nn.Module, hidden: Tensor, activation: Activation) -> CastInput:
-    """Return the activation of the product of ``first``, cast as the input of ``last``."""
-    assert isinstance(last, Fp8Linear)
+def begin_activation(first: Fp8Linear | Fp8Joined, hidden: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    """Return the product of ``first``, [rows, outputs], and a placeholder for its activation, [..., features]."""
     product, activated = apply_to(Fp8Activated, operands(first, hidden, activation))
+    return product, as_sequences(activated, hidden)
+
+
+def cast_activation(product: Tensor, activated: Tensor, last: nn.Module, activation: Activation) -> CastInput:
+    """Return the activation of a product, see ``begin_activation``, cast as the input of ``last``."""
+    assert isinstance(last, Fp8Linear)
     scale, inverse = last.layer_scales.factors.input
     values, transposed, amax = elementwise.cast_activated(product, scale, activation, FORMATS[INPUT])
-    return CastInput(as_sequences(activated, hidden), Cast(values, transposed, inverse, amax))
+    return CastInput(activated, Cast(values, transposed, inverse, amax))
 
 
 class Fp8GatedMLP(GatedMLP):
     """An MLP that casts the results of SwiGLU as it computes them."""
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def begin(self, hidden: Tensor) -> tuple[Tensor, ...]:
         assert isinstance(self.gate_up, Fp8Joined)
-        output: Tensor = self.down_proj(cast_activation(self.gate_up, self.down_proj, hidden, "swiglu"))
+        return begin_activation(self.gate_up, hidden, "swiglu")
+
+    def end(self, product: Tensor, activated: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(cast_activation(product, activated, self.down_proj, "swiglu"))
         return output
 
 
@@ -503,7 +511,8 @@ class Fp8SquaredReluMLP(SquaredReluMLP):
 
     def forward(self, hidden: Tensor) -> Tensor:
         assert isinstance(self.up_proj, Fp8Linear)
-        output: Tensor = self.down_proj(cast_activation(self.up_proj, self.down_proj, hidden, "squared-relu"))
+        begun = begin_activation(self.up_proj, hidden, "squared-relu")
+        output: Tensor = self.down_proj(cast_activation(*begun, self.down_proj, "squared-relu"))
         return output
 
 
