@@ -125,7 +125,9 @@ class Placed:
 
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", min=1, help="Processes per node. Default: one per GPU; on a CPU, one per core or 4."),
+        typer.Option(
+            "--ranks", min=1, help="Processes per node. Default: one per GPU, or per CPU core (for collectives, 4)."
+        ),
     ] = None
     device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False

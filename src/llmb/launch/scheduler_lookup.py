@@ -62,7 +62,8 @@ def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str
     scheduler = scheduler_of(site)
     foreign = [item for name, item in scheduler_options().items() if name not in options_of(scheduler.choices)]
     if options := [item.spelled for item in foreign if values.get(item.name)]:
-        raise UsageError(f"{scheduler.title}, the scheduler configured here, does not support {', '.join(options)}")
+        what = f"{scheduler.title}, the scheduler configured here, does not support {', '.join(options)}"
+        raise UsageError(what, do="omit these options, or set another 'scheduler' in cluster_config.yaml")
     return scheduler.read_options(values, environ, python)
 
 

@@ -42,7 +42,7 @@ class Parallelism(Record):
     optimizer state; or nothing. None is replaced by ``settled``."""
     dp_shard_size: Annotated[
         int | None,
-        _option(help="Number of the DP x CP ranks that shard one replica. Default: all, for a single replica."),
+        _option(help="Number of ranks that shard each replica, a divisor of DP x CP. Default: all, for one replica."),
     ] = None
     """Number of ranks that shard one replica; None means all."""
     gradient_sync: Annotated[

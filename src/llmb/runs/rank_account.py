@@ -120,7 +120,7 @@ def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> lis
     if all_stages:
         raise UsageError("--rank and --all-stages cannot be combined", do="pass only one")
     if not 0 <= rank < layout.gpus:
-        raise UsageError(f"--rank is {rank}; the layout has ranks 0 to {layout.gpus - 1}")
+        raise UsageError(f"--rank is {rank}; the layout has ranks 0 to {layout.gpus - 1}", do="pass one of these")
     return [rank]
 
 

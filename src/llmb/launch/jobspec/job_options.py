@@ -137,7 +137,7 @@ class FrameworkChoices(Record):
     image: Annotated[
         str | None, _option(help="Container image. Default: the framework's, else that in cluster_config.yaml.")
     ] = None
-    mounts: Annotated[str | None, _option(help="More folders to mount in the container, separated by commas.")] = None
+    mounts: Annotated[str | None, _option(help="More mounts, such as /data or /data:/mnt, separated by commas.")] = None
     framework_arg: Annotated[
         tuple[str, ...],
         _option(help="Argument of the framework's script. Repeatable.", metavar="NAME=VALUE", repeatable=True),

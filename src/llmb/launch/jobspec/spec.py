@@ -118,7 +118,7 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
         raise UsageError(
             f"a scale of {scale} is not divisible by {per_node} GPUs per node",
             choices=(f"--gpus-per-node {size}" for size in fitting),
-            do="pass another --scale, or a smaller --gpus-per-node",
+            do="pass one of these, or another --scale",
         )
     return Placement(nodes, per_node, whole_nodes=True)
 

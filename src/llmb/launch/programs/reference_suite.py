@@ -310,7 +310,8 @@ class ReferenceSuite(Program):
             *choices.label_problems(),
         ]
         if problems:
-            raise UsageError(f"the launch script of {script.title} does not support this:{itemized(problems)}")
+            what = f"the launch script of {script.title} does not support this run:{itemized(problems)}"
+            raise UsageError(what, do="change these, or omit --framework to use llmb's own engine")
         profile = choices.profiling.settled(*recorded)
         documented, window = _documented(script, recipe, options, site), recipe.documented_window
         rule = rule_of_document(choices.window, window) if documented else choices.window
@@ -450,7 +451,7 @@ def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
     """Raise UsageError if --env or settings set variables that the script reads, which would change the run."""
     clashing = sorted(request.explicit & (script.reads | {*script.removed}) - CACHES - {TOKEN})
     if clashing:
-        do = "pass the corresponding options of llmb, or --framework-arg NAME=VALUE"
+        do = "omit these, and pass the corresponding options of llmb or --framework-arg NAME=VALUE"
         raise UsageError(f"the launch script reads {', '.join(clashing)}, set by --env or cluster_config.yaml", do=do)
 
 

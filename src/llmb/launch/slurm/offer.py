@@ -157,9 +157,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
     if type_ is None:
         if len(set(types.values())) > 1:
             what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in types.items())
-            raise UsageError(
-                f"the partitions have different GPU types: {what}", do="pass --gpu-type or a single --partition"
-            )
+            raise UsageError(f"partitions have different GPU types: {what}", do="pass --gpu-type or one --partition")
         return next(iter(types.values()), site)
     having = [name for name, item in settings.partitions.items() if item.gpu_type == type_]
     wrong = {name: gpu_type for name, gpu_type in types.items() if gpu_type != type_}

@@ -56,7 +56,7 @@ class SlurmChoices(Record):
         _option(
             basic=True,
             flags=("-p", "--partition"),
-            help="Partition, or several, separated by commas.",
+            help="Partition, or several, separated by commas. Default: from the settings.",
             set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
         ),
     ] = None
@@ -82,14 +82,14 @@ class SlurmChoices(Record):
         ),
     ] = None
     gpu_request: Annotated[
-        GpuRequest | None, _option(help="Flag that requests GPUs; none for whole nodes if Slurm does not manage GPUs.")
+        GpuRequest | None, _option(help="Flag of sbatch that requests GPUs, or none if Slurm does not manage GPUs.")
     ] = None
     gres: Annotated[
         str | None, _option(help="Generic resources per node, such as nvme:1. GPUs are requested without it.")
     ] = None
-    nodelist: Annotated[str | None, _option(help="Nodes that the job must include.", set_by=("SBATCH_NODELIST",))] = (
-        None
-    )
+    nodelist: Annotated[
+        str | None, _option(help="Nodes that the job must include, such as node[1-4].", set_by=("SBATCH_NODELIST",))
+    ] = None
     exclude: Annotated[
         str | None,
         _option(
@@ -114,8 +114,7 @@ class SlurmChoices(Record):
     retries: Annotated[
         int | None,
         _option(
-            help="Maximum number of restarts, from the last checkpoint, after "
-            "preemption, the loss of a node and other "
+            help="Maximum number of restarts, from the last checkpoint, after preemption, the loss of a node and other "
             "infrastructure failures. Default: as in cluster_config.yaml, else 0.",
             minimum=0,
         ),
@@ -126,7 +125,7 @@ class SlurmChoices(Record):
     slurm_arg: Annotated[
         tuple[str, ...],
         _option(
-            help="Any other flag of sbatch; 'KEY=' removes a flag. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
+            help="Another flag of sbatch; 'KEY=' removes a flag. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
         ),
     ] = ()
     env: Annotated[

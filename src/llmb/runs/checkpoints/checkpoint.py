@@ -151,14 +151,14 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
         raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
     if missing:
         raise UsageError(
-            f"the checkpoint is incomplete:{itemized(missing)}", where=str(path), do="load another checkpoint"
+            f"the checkpoint is incomplete:{itemized(missing)}", where=str(path), do="use another checkpoint"
         )
     return SavedCheckpoint(path.absolute(), record)
 
 
 def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
     """Return the error for files of the checkpoint at ``path`` whose content has changed since they were saved."""
-    return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="load another checkpoint")
+    return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="use another checkpoint")
 
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
@@ -197,7 +197,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
-        raise UsageError("this checkpoint is incomplete: its run ended while saving it", where=str(path))
+        raise UsageError("its run ended while saving this checkpoint", where=str(path), do="use another checkpoint")
     if not (path / RECORD).is_file():
         description = describe_folder(path)
         raise UsageError(
@@ -214,7 +214,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
         raise UsageError(
             f"'{RECORD}' cannot be read by this version of llmb: {problem}",
             where=str(path / RECORD),
-            do="load it with the llmb version that saved it, which the record may contain",
+            do="load the checkpoint with the version of llmb that saved it; the file may name that version",
         ) from error
 
 

@@ -47,7 +47,7 @@ def read_folder(path: Path) -> WeightsFolder:
         raise UsageError(what, where=str(path), do=do)
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
-        raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path))
+        raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path), do="download it")
     documents = tuple(name for name in (CONFIG, INDEX) if (path / name).is_file())
     whole = path.absolute()
     return WeightsFolder("huggingface", whole, read_json(path / CONFIG), files, documents, whole)
@@ -74,7 +74,7 @@ def _weight_files(path: Path) -> tuple[str, ...]:
 def _indexed_files(index: Path) -> tuple[str, ...]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UsageError("the index lists no tensors", where=str(index))
+        raise UsageError("the index lists no tensors", where=str(index), do="download the model again")
     files = tuple(sorted(set(map(str, weight_map.values()))))
     for name in files:
         if PurePath(name).name != name or not name.endswith(".safetensors"):
@@ -94,7 +94,7 @@ def _no_weights(path: Path) -> UsageError:
             do="download the model's safetensors files or, if you trust the files, convert them with "
             "transformers (save_pretrained)",
         )
-    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path))
+    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download one")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path)) from error
     if not isinstance(content, dict):
-        raise UsageError(f"'{path.name}' does not hold a JSON object", where=str(path))
+        raise UsageError(f"'{path.name}' does not contain a JSON object", where=str(path))
     return content
 
 

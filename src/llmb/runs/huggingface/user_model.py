@@ -59,7 +59,7 @@ def read_user_model(path: Path) -> UserModel:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the file is not valid JSON: {error}", where=str(path)) from error
     if not isinstance(config, dict):
-        raise UsageError("the file is not a JSON object; pass a config.json of Hugging Face", where=str(path))
+        raise UsageError("the file is not a JSON object", where=str(path), do="pass a config.json of Hugging Face")
     form = _format(config, path)
     model, problems = _model(config, form, size)
     if problems or model is None:

@@ -191,7 +191,7 @@ def test_an_image_of_the_reference_suites_own_scripts_is_refused_before_it_is_qu
     ) as caught:
         order_of(request, image=image)
     assert caught.value.choices == ("NeMo 26.04 (0.4)", "NeMo 26.06 (0.5)", "NeMo 26.08 (0.6)")
-    assert caught.value.do == "pass --image with an image of one of these, or omit it"
+    assert caught.value.do == "pass --image with one of these versions, or omit --image"
 
 
 def test_an_image_for_the_engine_needs_a_container_too() -> None:

@@ -134,7 +134,7 @@ def bridge_plan(
     if problems:
         other = "choose another layout, --release or --image"
         do = "omit --framework to use llmb's own engine" if recipe.engine_problem is None else other
-        raise UsageError(f"{data.framework} cannot run this:{itemized(problems)}", do=do)
+        raise UsageError(f"{data.framework} does not support this run:{itemized(problems)}", do=do)
     profile = choices.profiling.settled(*recorded)
     return Plan(
         recipe=recipe if packed else recipe.model_copy(update={"packing": None}),

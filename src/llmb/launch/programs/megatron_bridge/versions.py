@@ -243,7 +243,7 @@ def check_image(image: str | None, recipe: Recipe) -> None:
     if (nemo := nemo_of(recipe, image)) and version is None:
         what = f"image {image}: NeMo {nemo} has no version of {data.framework} that llmb supports"
         supported = [f"NeMo {one.nemo} ({one.version})" for one in data.versions]
-        raise UsageError(what, choices=supported, do="pass --image with an image of one of these, or omit it")
+        raise UsageError(what, choices=supported, do="pass --image with one of these versions, or omit --image")
 
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:

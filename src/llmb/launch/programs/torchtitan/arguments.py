@@ -86,7 +86,7 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
         plan = make_plan(recipe, choices.model_copy(update=forced), device=device, trains=False)
         problems = [*_sharding_problems(plan), *_layout_problems(plan), *_fp8_problems(plan)]
     if problems:
-        what = f"{NAME} {RELEASE} cannot run this:{itemized(problems)}"
+        what = f"{NAME} {RELEASE} does not support this run:{itemized(problems)}"
         other = "choose another layout, or another --framework"
         raise UsageError(what, do=other if recipe.engine_problem else "omit --framework to use llmb's own engine")
     data = DataOrigin(kind="synthetic", name=recipe.training.data)
