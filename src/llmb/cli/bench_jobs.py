@@ -125,9 +125,7 @@ class Placed:
 
     ranks: Annotated[
         int | None,
-        typer.Option(
-            "--ranks", min=1, help="Processes per node. Default: one per GPU, or per CPU core (for collectives, 4)."
-        ),
+        typer.Option("--ranks", min=1, help="Processes per node. Default: 1 per GPU or CPU core (CPU collectives: 4)."),
     ] = None
     device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False
@@ -359,7 +357,7 @@ def collectives(
     given = flags_of(ctx, values)
     if pairwise:
         if own := ["COLLECTIVE" if name == "names" else f"--{name.replace('_', '-')}" for name in flags_of(ctx, SWEEP)]:
-            raise UsageError(f"--pairwise does not accept {', '.join(own)}: its calls are fixed", do="omit either")
+            raise UsageError(f"--pairwise cannot be combined with {', '.join(own)}", do="omit --pairwise or the others")
         here = None if placed.is_job(given) else job_here()
         if not given and here is None:
             do = "add --nodes, such as --nodes 8, or run the command in an allocation, such as one of 'salloc'"

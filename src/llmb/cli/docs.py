@@ -129,7 +129,7 @@ def docs(
             raise UsageError("'schema' requires one stored file", choices=STORED, do=do)
         print_output(stored_schema(page[1]))
     elif len(page) > 1:
-        raise UsageError("only one page can be printed", do=f"use 'llmb docs --find {' '.join(page)}' to search")
+        raise UsageError("only one page can be printed", do=f"pass one, or use 'llmb docs --find {' '.join(page)}'")
     else:
         _print(Path(page[0]).stem, only_path=path, as_json=json)
 

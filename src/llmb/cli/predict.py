@@ -110,8 +110,8 @@ Imbalance = Annotated[
     float | None,
     typer.Option("--imbalance", min=1, help="Tokens on the most loaded expert rank, relative to the mean. Default: 1."),
 ]
-SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Seconds to save a checkpoint.")]
-RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Seconds from a failure to the next step.")]
+SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Goodput: seconds to save a checkpoint.")]
+RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Goodput: seconds from failure to next step.")]
 Price = Annotated[
     float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of training on --tokens.")
 ]

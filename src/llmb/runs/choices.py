@@ -172,7 +172,7 @@ class Choices(Record):
     ] = None
     """None for the default, one step for a resumed run, or the number that profiling or tracing needs."""
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
-    seed: Annotated[int | None, _training(help="Seed of initial weights and data. Default: 1234.")] = None
+    seed: Annotated[int | None, _training(help="Seed of weights and data. Default: 1234, or the checkpoint's.")] = None
     label: Annotated[str | None, _training(basic=True, help="Name for finding and comparing runs.", form=LABEL)] = None
     peak_lr: Annotated[float | None, _training(flags=("--lr",), help="Peak learning rate.", above=0)] = None
     warmup_steps: Annotated[int | None, _training(help="Warm-up steps of the learning rate.", minimum=0)] = None

@@ -233,7 +233,5 @@ def test_all_weights_of_a_checkpoint_in_bf16_are_fine_tuned(tiny_plan: MakePlan,
 
 
 def test_weights_of_another_model_are_refused(base: tuple[nn.Module, SavedCheckpoint], tiny_plan: MakePlan) -> None:
-    with pytest.raises(
-        UsageError, match=r"this run cannot start with these weights:\n  - .* another model: rope_scaling"
-    ):
+    with pytest.raises(UsageError, match=r"run cannot start with these weights:\n  - .* another model: rope_scaling"):
         check_weights(starting(tiny_plan(PRETRAIN), base[1]))

@@ -93,12 +93,12 @@ def call(
         raise EnvironmentProblem(problem, do=do)
     _raise_unless_configured(output.errors)
     if output.timed_out:
-        raise InfrastructureError(problem, do="try again, or run 'scontrol ping'")
+        raise InfrastructureError(problem, do="run 'scontrol ping', then try again")
     if output.code is None:
         do = f"check the program at the path that 'command -v {command[0]}' prints, or use a login node of Slurm"
         raise EnvironmentProblem(problem, do=do)
     if DOWN.search(output.errors):
-        raise InfrastructureError(f"Slurm does not answer: {message(output)}", do="try again, or run 'scontrol ping'")
+        raise InfrastructureError(f"Slurm does not answer: {message(output)}", do="run 'scontrol ping', then try again")
     return output
 
 
@@ -189,7 +189,7 @@ def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
 
 def _check(output: Output, what: str) -> None:
     if output.code:
-        raise InfrastructureError(f"{what}: {message(output)}", do="try again, or run 'scontrol ping'")
+        raise InfrastructureError(f"{what}: {message(output)}", do="run 'scontrol ping', then try again")
 
 
 def _batches(job_ids: Sequence[str]) -> Iterator[str]:

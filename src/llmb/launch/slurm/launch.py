@@ -146,7 +146,7 @@ def call_launch(job: Submission) -> str:
         return str(ids[0])
     last = "\n".join(f"  {printable(line)}" for line in text.strip().splitlines()[-LAST_LINES:])
     if DOWN.search(text):
-        raise InfrastructureError(f"Slurm does not answer:\n{last}", do="try again, or run 'scontrol ping'")
+        raise InfrastructureError(f"Slurm does not answer:\n{last}", do="run 'scontrol ping', then try again")
     if refused := REFUSED.search(text):
         raise UsageError(
             f"Slurm rejected the job: {printable(refused[1])}", do="correct the options or cluster_config.yaml"

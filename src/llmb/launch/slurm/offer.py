@@ -114,7 +114,7 @@ def _listed(text: str) -> list[str]:
 def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
     output = call(["sinfo", "--noheader", "--format=%R|%N"], time_out_s=time_out_s)
     if output.code:
-        raise InfrastructureError(f"sinfo failed: {message(output)}", do="try again, or run 'scontrol ping'")
+        raise InfrastructureError(f"sinfo failed: {message(output)}", do="run 'scontrol ping', then try again")
     rows = [line.partition("|")[::2] for line in output.text.splitlines() if "|" in line]
     if partition and partition not in {name for name, _ in rows}:
         raise unknown("partition", partition, sorted({name for name, _ in rows}))
@@ -173,7 +173,7 @@ def slurm_offer() -> Offer:
     """Query Slurm's offer; raise InfrastructureError if Slurm does not answer, EnvironmentProblem if it is missing."""
     output = call(SINFO)
     if output.code:
-        raise InfrastructureError(f"sinfo failed: {message(output)}", do="try again, or run 'scontrol ping'")
+        raise InfrastructureError(f"sinfo failed: {message(output)}", do="run 'scontrol ping', then try again")
     groups = _groups(output.text)
     accounts, default = _accounts()
     return Offer(partitions=partitions(groups, _architectures(groups)), accounts=accounts, default_account=default)
