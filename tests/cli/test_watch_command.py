@@ -65,7 +65,7 @@ def test_the_log_of_another_program_is_for_parse(llmb: Run, tmp_path: Path) -> N
     log = tmp_path / "slurm-4711.out"
     log.write_text("step 1\n")
     said = llmb("watch", str(log), code=2).stderr
-    assert "the file is not of a run of llmb" in said and f"'llmb parse {log}'" in said
+    assert "the file does not belong to a run" in said and f"'llmb parse {log}'" in said
 
 
 @contextmanager

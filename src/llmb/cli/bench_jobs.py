@@ -308,7 +308,7 @@ Pairwise = Annotated[
 Experts = Annotated[
     bool,
     typer.Option(
-        "--experts", help="Measure the all-to-all of a recipe's experts, at its size: -w, and EP ranks. Default: no."
+        "--experts", help="Measure only the all-to-all of a recipe's experts (-w, -s), on as many ranks as its EP."
     ),
 ]
 
@@ -386,7 +386,7 @@ def _of_experts(
     """Return the request for a recipe's exchange between experts; raise UsageError if it has none."""
     if own := [name for name in ("names", "min_size", "max_size", "factor") if name in given]:
         what = "COLLECTIVE" if own[0] == "names" else f"--{own[0].replace('_', '-')}"
-        raise UsageError(f"--experts uses the size of the recipe and does not accept {what}", do="omit it")
+        raise UsageError(f"--experts measures a fixed all-to-all and does not accept {what}", do=f"omit {what}")
     if not shapes["workload"]:
         raise UsageError("--experts requires a recipe", do="add --workload, such as -w pretrain_mixtral -s 8x7b")
     catalogue, machine = Catalogue(), this_machine()

@@ -101,7 +101,7 @@ def _run_folder(path: Path) -> RunFolder:
         return folder
     if not path.is_file():
         raise UsageError("no such file or folder", where=str(path), do="see 'llmb jobs list' for all jobs")
-    raise UsageError("the file is not of a run of llmb", where=str(path), do=f"use 'llmb parse {path}' for a log")
+    raise UsageError("the file does not belong to a run", where=str(path), do=f"use 'llmb parse {path}' for a log")
 
 
 @app.command()
