@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted steps: what follows by hand, what must not change with the layout, and the published ones."""
 
+from pathlib import Path
+from typing import Any, get_args
+
 import pytest
 from benchmarks.predict.bridge_steps import FITTED, bridge_steps
 from benchmarks.predict.published_steps import compare, published_steps
@@ -14,9 +17,10 @@ from llmb.prediction.prediction import BRIDGE, MeasuredStep, calibrate, default_
 from llmb.prediction.step_time import TERMS, StepCache, computed_seconds, nominal_step
 from llmb.prediction.work import RankWork, filled
 from llmb.reports.predict_report import TERM_TITLES
-from llmb.runs.choices import Choices, Parallelism
+from llmb.runs.choices import Choices, Communication, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "parallelism.md"
 CATALOGUE = Catalogue()
 H100 = CATALOGUE.gpus["h100"]
 USUAL = default_calibration(CATALOGUE.rates)
@@ -54,6 +58,29 @@ def test_products_and_attention_are_those_of_the_model(size: str) -> None:
     attention = sum(count * part.attention for part, count in parts) * 3 / 3.5
     counted = model_flops(plan.recipe.model, layout.seq_len, causal=True)
     assert (products + attention) / layout.mbs == pytest.approx(counted, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("row", "size", "scale", "other"),
+    [
+        ("405b fp8, 512 GPUs", "405b", 512, {"dtype": "fp8"}),
+        ("405b bf16, 512 GPUs", "405b", 512, {"dtype": "bf16"}),
+        ("340b fp8, 256 GPUs", "340b", 256, {"dtype": "fp8", "workload": "pretrain_nemotron4"}),
+        ("70b fp8, 64 GPUs", "70b", 64, {"dtype": "fp8"}),
+        ("Maverick fp8, 256 GPUs", "400b", 256, {"dtype": "fp8", "workload": "finetune_llama4-maverick"}),
+    ],
+)
+def test_the_page_has_the_exposed_messages_of_a_layer(row: str, size: str, scale: int, other: dict[str, Any]) -> None:
+    """All of the forward pass, and the first gather of the backward pass."""
+    cells = []
+    for way in get_args(Communication):
+        work = RankWork(planned(size, scale, **other, choices=Choices(communication=way)), None)
+        ahead, back = work.layer(next(iter(work.examples)))
+        sent = [each for each in ahead.messages if each.group == "tp"]
+        sent += [each for each in back.messages if each.kind == "all_gather" and not each.beside]
+        cells.append(f"{sum(each.number * each.size for each in sent) / 1e6:.0f} MB, ")
+    line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {row}, TP |"))
+    assert [cell.startswith(f" {text}") for cell, text in zip(line.split("|")[2:4], cells, strict=True)] == [True, True]
 
 
 def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() -> None:
