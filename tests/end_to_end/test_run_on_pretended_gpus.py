@@ -97,6 +97,8 @@ def test_a_run_goes_through_all_stages(name: str, run_of: Callable[[str], Path])
     assert ("cast_rotated_gradient" in kernels) == (record["plan"]["fp8_recipe"] == "delayed")
     assert all((each["rank"], each["right"]) == (0, True) for each in found["kernels"])
     assert found["gpus"] == found["gpus_at_end"]
+    left = {"rank": 0, "free_gib": found["device_memory_gib"] - PEAK_BYTES / 2**30 - 2, "outside_gib": 2}
+    assert found["device_memory"] == record["result"]["device_memory"] == left
     assert found["variables"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     done = steps_of(folder)
     assert [step["step"] for step in done] == list(range(STEPS))

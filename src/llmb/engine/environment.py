@@ -20,7 +20,8 @@ from llmb.engine.parallel.rendezvous import STORE
 from llmb.engine.torch_names import untried
 from llmb.readers.samples.host import host_name
 from llmb.runs.conditions import SPEED_PREFIXES
-from llmb.runs.environment import QUERIES, Environment, GpuState, NodeGpus, RdmaPort, command, of_run, parse_states
+from llmb.runs.environment import QUERIES, DeviceMemory, Environment, NodeGpus, RdmaPort, command, of_run, parse_states
+from llmb.runs.rank_account import GIB
 
 RECORDED = (*SPEED_PREFIXES, "LLMB_", "SLURM_")
 QUERY_S = 20.0
@@ -63,9 +64,24 @@ def describe_environment(ranks: Ranks) -> Environment:
     )
 
 
-def gpus_after(ranks: Ranks) -> tuple[GpuState, ...] | None:
-    """Return the current state of the run's GPUs; None if none are known. A collective on GPUs."""
-    return _gpus_of_run(ranks).gpus or None
+def device_memory(ranks: Ranks) -> DeviceMemory | None:
+    """Return the memory of this rank's GPU; None on a CPU."""
+    if ranks.device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(ranks.device)
+    outside = total - free - torch.cuda.memory_reserved(ranks.device)
+    return DeviceMemory(rank=ranks.rank, free_gib=free / GIB, outside_gib=outside / GIB)
+
+
+def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
+    """Return what is recorded of the run's GPUs after it, by key. A collective on GPUs.
+
+    ``memory`` is this rank's, after the first step.
+    """
+    found: dict[str, object] = {"gpus_at_end": _gpus_of_run(ranks).gpus or None}
+    if memory:
+        found["device_memory"] = min(of_every_rank(memory, ranks), key=lambda each: each.free_gib)
+    return {name: value for name, value in found.items() if value}
 
 
 def cudnn_text(version: int | None) -> str | None:

@@ -19,7 +19,7 @@ from llmb.engine.checkpoint.save import Saver
 from llmb.engine.data.batches import Loader, MicroBatch, StepData, StepSource, on_device, rank_data, rank_samples
 from llmb.engine.data.build import build_data, check_dataset
 from llmb.engine.device import Memory, exact_fp32, leave_free
-from llmb.engine.environment import describe_environment, gpus_after
+from llmb.engine.environment import describe_environment, device_memory, gpus_after
 from llmb.engine.kernel_check import compare_kernels, refuse_wrong
 from llmb.engine.optimizer import AdamW, build_optimizer, clip_gradients, learning_rate
 from llmb.engine.parallel.context_parallel import rank_positions
@@ -127,7 +127,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     load = ExpertLoadCounter(models, ranks)
     reader = StepReader(plan, ranks, load, LayerTimes(models, ranks.device))
     saver = Saver(plan, folder, ranks, stages, optimizers)
-    profiler = StepProfiler(plan, folder, ranks, progress)
+    profiler, memory = StepProfiler(plan, folder, ranks, progress), None
     with ExitStack() as stack:
         stack.enter_context(attention_kernel(attention.backend))
         loader = stack.enter_context(Loader(source, plan.first_step, plan.last_step))
@@ -139,20 +139,21 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
                 done = do_step(number, plan, passes, optimizers, loader, ranks)
                 reader.end(*done, fp8_counts(plan, models, ranks))
                 steps = list(reader.read(all_steps=pauses_after(plan, number)))
+            memory = device_memory(ranks) if number == plan.first_step else memory
             spoiled = report_sound(steps, reporter)
             progress.enter("checkpoint", number)
             if spoiled:
                 break
             saver.after_step(number)
             progress.enter("step", number + 1)
-        gpus = gpus_after(ranks)
+        gpus = gpus_after(ranks, memory)
         for stage in stages:
             await_updates(stage.buckets)
         saver.finish()
     profiler.close()
     if gpus:
         with suppress(OSError):  # the run is complete, and must not fail for this
-            record_environment(folder, ranks, chosen.model_copy(update={"gpus_at_end": gpus}))
+            record_environment(folder, ranks, chosen.model_copy(update=gpus))
     # No steps if the previous attempt completed all.
     if ranks.is_first and not ranks.alone and plan.recipe.model.moe and plan.steps:
         load.write(folder.expert_load)

@@ -24,6 +24,7 @@ from llmb.reports.table import Column, Table, fields_of, numbers, rows_table, ta
 from llmb.reports.trace_report import network_text, shown_parts
 from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.plan import Plan
+from llmb.runs.rank_account import OUTSIDE_GIB
 from llmb.runs.result import NOT_SAMPLED, PretendedRank, Result, Verdict
 from llmb.runs.steps import Step
 from llmb.verdict.causes import cause_rules
@@ -226,6 +227,9 @@ def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
     peak_gib, whose = (one.peak_memory_gib, f"rank {one.rank}") if one else (result.peak_memory_gib, "largest rank")
     source = "allocator" if plan.device == "cuda" else "resident set"
     yield "peak memory GiB", number(peak_gib), "", f"{whose}, {source}"
+    if left := result.device_memory:
+        outside = f"{number(left.outside_gib)} GiB outside PyTorch's allocator, estimated as {number(OUTSIDE_GIB)}"
+        yield "free memory GiB", number(left.free_gib), "", f"rank {left.rank}, after the first step; {outside}"
     for name, text, note in resource_rows(result.resources) if result.resources else ():
         yield name, text, "", note
     machine = result.machine

@@ -24,7 +24,7 @@ from llmb.readers.samples.other_work import find_other_work
 from llmb.readers.samples.sample_records import OtherWork, ResourceUse
 from llmb.readers.samples.samples import GIB, Sampled, SampledWork, TimeSpan, summarize
 from llmb.runs.checkpoint_use import CheckpointReport
-from llmb.runs.environment import Environment, GpuState
+from llmb.runs.environment import DeviceMemory, Environment, GpuState
 from llmb.runs.failure import first_failure
 from llmb.runs.folder import read_or_missing
 from llmb.runs.plan import EnginePlan, Plan
@@ -193,6 +193,7 @@ def _conclude(evidence: RunEvidence) -> Result:
         step_time_s=statistics,
         loss=_loss(steps) if status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
+        device_memory=_device_memory(evidence),
         window=window if statistics and window.rule == STEADY else None,
         measurement_reason=no_measurement(plan, evidence.began) if statistics else None,
         checkpoint=evidence.checkpoint,
@@ -208,6 +209,13 @@ def _conclude(evidence: RunEvidence) -> Result:
         machine=machine_report(samples, nodes) if samples or isinstance(samples, Missing) else NO_SAMPLES,
         **(figures_of(plan, statistics.mean, measured_packing(plan, inside)) if statistics else {}),
     )
+
+
+def _device_memory(evidence: RunEvidence) -> DeviceMemory | Missing:
+    environment = evidence.environment
+    if environment and environment.cuda is None:
+        return Missing("the run used no GPU")
+    return (environment and environment.device_memory) or Missing("the free memory of GPUs was not recorded")
 
 
 def machine_report(

@@ -62,6 +62,15 @@ class KernelCheck(Record):
     """True if rounding explains all differences; if not, the run ends."""
 
 
+class DeviceMemory(Record):
+    """The memory of the GPU with the least free memory after the first step, in GiB."""
+
+    rank: int
+    free_gib: float
+    outside_gib: float
+    """Memory in use outside of PyTorch's allocator: by the CUDA context, kernels, NCCL and other processes."""
+
+
 class Environment(Record):
     """Versions, devices, nodes and the settings that affect speed; ``cuda`` and ``nccl`` are None on a CPU."""
 
@@ -103,6 +112,8 @@ class Environment(Record):
     on CPUs, with one GPU, or for ranks that another launcher started."""
     gpus: tuple[GpuState, ...] | None = None
     """State of all GPUs of the run before its first step; None if it has no GPUs, or nodes have no nvidia-smi."""
+    device_memory: DeviceMemory | None = None
+    """None on a CPU, and for a run that did not end by itself."""
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
     untried: str | None = None

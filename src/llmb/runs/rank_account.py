@@ -69,6 +69,8 @@ MARGINS = (
 )
 """All but the first are estimates, unconfirmed on a GPU."""
 MARGIN_GIB = sum(margin.gib for margin in MARGINS)
+OUTSIDE_GIB = MARGINS[1].gib + MARGINS[2].gib
+"""The part of the margin that a GPU reports as used, but PyTorch's allocator does not."""
 SURE_MARGIN_GIB = MARGINS[0].gib
 
 

@@ -16,6 +16,7 @@ from llmb.readers.samples.sample_records import OtherWork, ResourceUse
 from llmb.runs.attention_choice import AttentionBackend, Fp8Product
 from llmb.runs.checkpoint_use import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
+from llmb.runs.environment import DeviceMemory
 from llmb.runs.steps import Counters
 from llmb.runs.trace_reports import NetworkUse, ProfileReport
 
@@ -186,6 +187,8 @@ class Result(ReasonedRecord):
     step_time_s: Statistics | Missing
     loss: Loss | None
     peak_memory_gib: float | None
+    device_memory: DeviceMemory | Missing = Missing("the free memory of GPUs was not recorded")
+    """Null on a CPU."""
     window: Window | None = None
     """The window of the statistics if it was determined after the run; None for the window of the plan."""
     measurement_reason: str | None = None
