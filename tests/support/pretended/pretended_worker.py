@@ -138,6 +138,7 @@ def _answer_for_nccl() -> None:
             return isinstance(instance, FakeProcessGroup)
 
     replace(FakeProcessGroup, "_set_sequence_number_for_group", lambda _group: None)
+    replace(FakeProcessGroup, "_set_default_timeout", lambda _group, _limit: None)
     meta = Meta("ProcessGroupNCCL", (Nccl,), {})
     replace(c10d, "ProcessGroupNCCL", meta)
     replace(dist, "ProcessGroupNCCL", meta)
