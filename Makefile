@@ -93,6 +93,7 @@ picture: $(VENV)/.dev
 
 numerics: $(VENV)/.dev
 	LLMB_NUMERICS_TABLE=1 $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3700 tests/engine/test_model_numerics.py
+	$(BIN)/python -m benchmarks.rounding
 
 layouts: $(VENV)/.dev
 	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_parallel_layouts.py

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from benchmarks.rounding import BEGINNING
 from torch import Tensor
 
 from llmb.runs.plan import Plan
@@ -168,7 +169,8 @@ def page(found: Found) -> str:
     for workload in MODELS:
         rows = "\n".join(row(name, workload, found[workload, name]) for name in WAYS)
         parts.append(f"## {workload}\n\n{head}\n{rows}")
-    return "\n\n".join(parts) + "\n"
+    _, marker, others = PAGE.read_text().partition(BEGINNING)
+    return "\n\n".join(parts) + f"\n\n{marker}{others}"
 
 
 def row(name: str, workload: str, figures: Figures) -> str:
@@ -180,7 +182,7 @@ def cells_of(figures: Figures, bounds: Figures) -> list[str]:
 
 
 def test_the_page_has_every_way_and_keeps_the_bounds() -> None:
-    text = PAGE.read_text()
+    text = PAGE.read_text().partition(BEGINNING)[0]
     assert text.startswith(INTRO)
     for workload in MODELS:
         lines = text.split(f"## {workload}\n")[1].split("\n## ")[0].strip().splitlines()[2:]
