@@ -304,8 +304,11 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
             say(f"note: {node} is skipped: {state.problem}")
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
-        do = "see the reasons above and in 'sinfo -R', or pass other --nodes or another --partition"
-        raise UsageError("none of these nodes accepts jobs", do=do)
+        part = f"partition {several.partition}" if several.partition else "the cluster"
+        do = (
+            f"{'see the reasons above and in ' if states else 'see '}'sinfo -R', or pass --nodes or another --partition"
+        )
+        raise UsageError(f"no node of {part} accepts jobs", do=do)
     return usable
 
 
