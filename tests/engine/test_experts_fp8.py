@@ -4,7 +4,7 @@
 See also ``test_fp8_layers_product.py``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -120,3 +120,44 @@ def test_selective_recomputation_keeps_products_of_experts(products: list[str]) 
     again = passes(experts, scales, counts, run)
     assert len(products) == 2 * once
     assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+
+
+def test_operands_of_a_grouped_product_are_those_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own checks of shapes, with the reference in place of the kernel; gradients, in e5m2, have none."""
+    kernel = torch._scaled_grouped_mm
+
+    def checked(rows: Tensor, matrices: Tensor, *scales: Tensor, offs: Tensor, **options: Any) -> Tensor:
+        of_meta = [each.to("meta") for each in (rows, matrices, *scales)]
+        assert kernel(*of_meta, offs=offs.to("meta"), **options).shape == (len(rows), matrices.shape[-1])
+        groups = torch.tensor_split(rows.float() * scales[0][:, None], offs[:-1].long())
+        products = [one @ (two.float() * scale) for one, two, scale in zip(groups, matrices, scales[1], strict=True)]
+        return torch.cat(products).bfloat16()
+
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", checked)
+    monkeypatch.setattr(expert_products, "supports_grouped", lambda rows, _: rows.dtype == torch.float8_e4m3fn)
+    found = []
+    for groups in (False, True):
+        experts, scales = experts_of([16, 0, 32])
+        for stack in fp8_stacks(experts):
+            stack.groups = groups
+        found.append(passes(experts, scales, [16, 0, 32]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2)
+    assert not expert_products.supports_grouped(torch.empty(16, 16).to(torch.float8_e5m2), torch.empty(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("counts", [[160, 0, 33, 7], [1, 2, 3, 4]])
+def test_a_grouped_product_is_that_of_each_expert(counts: list[int], needs: Callable[..., None]) -> None:
+    able = torch.cuda.is_available() and torch.cuda.get_device_capability() == expert_products.GROUPED_CAPABILITY
+    needs("gpu", able, "a GPU of compute capability 9.0")
+    generator = torch.Generator("cuda").manual_seed(0)
+    rows, matrices = (
+        torch.randn(shape, generator=generator, device="cuda").to(torch.float8_e4m3fn)
+        for shape in ((sum(counts), 256), (len(counts), 512, 256))
+    )
+    scales = [torch.tensor(value, device="cuda") for value in (0.5, 0.01)]
+    one, other = (
+        expert_products.expert_products(rows, scales[0], matrices, scales[1], counts, True, "fp8", grouped)
+        for grouped in (True, False)
+    )
+    torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)

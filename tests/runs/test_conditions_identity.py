@@ -179,6 +179,7 @@ def plan_with(overrides: dict[str, object], **choices: object) -> EnginePlan:
         ({}, {"attention_backend": "flash"}, "_attention-flash"),
         ({}, {"deterministic": True}, "_deterministic"),
         ({}, {"communication": "plain", "free_sms": 16}, "_communication-plain_free-sms16"),
+        ({}, {"group_experts": True}, "_grouped-experts"),
         ({}, {"grad_reduce_dtype": "fp32"}, "_reduce-fp32"),
         ({}, {"document_tokens": 512}, "_documents512"),
         ({}, {"parallelism": {"dp_sharding": "full"}}, "_shard-full"),

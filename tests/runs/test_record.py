@@ -67,6 +67,7 @@ PLANS = (
     f"{TINY} --scale 2 --tp 2 --communication plain --free-sms 16",
     f"{EXPERTS} --scale 2 --capacity-factor 0 --ep 2",
     f"{EXPERTS} --scale 1 --force-load-balancing --deterministic",
+    f"{EXPERTS} --scale 1 --dtype fp8 --group-experts",
     f"{EXPERTS} --pretend-scale 8 --rank 3 --steps 5",
     f"{TUNED} --scale 1 --document-tokens 12 --lora-alpha 3",
     f"{TUNED} --scale 1 --lora-rank 4 --lora-targets qv --window last",

@@ -23,7 +23,7 @@ ENGINE = (
     *_names("torch._C._distributed_c10d", "FakeWork FileStore PrefixStore Store TCPStore _resolve_process_group"),
     *_names("torch._C", "_set_sm_carveout_experimental"),
     *_names("torch._dynamo", "mark_dynamic"),
-    *_names("torch", "_foreach_add_ _foreach_norm _fused_adamw_ _grouped_mm _scaled_mm"),
+    *_names("torch", "_foreach_add_ _foreach_norm _fused_adamw_ _grouped_mm _scaled_grouped_mm _scaled_mm"),
     *_names("torch.UntypedStorage", "_cdata"),
     *_names("torch.distributed.ProcessGroupGloo._Options", "_devices _threads _timeout"),
     *_names("torch.distributed.checkpoint.filesystem", "_StorageInfo"),

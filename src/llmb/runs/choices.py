@@ -244,6 +244,13 @@ class Choices(Record):
             minimum=0,
         ),
     ] = 0
+    group_experts: Annotated[
+        bool,
+        _training(
+            help="Multiply the FP8 inputs of experts by one product, on GPUs of compute capability 9.0, and not one "
+            "expert after another."
+        ),
+    ] = False
     force_load_balancing: Annotated[
         bool, _training(help="Route the same number of tokens to every expert, independent of the router.")
     ] = False

@@ -53,6 +53,7 @@ SETTINGS = (
     "attention_backend",
     "communication",
     "free_sms",
+    "group_experts",
     "keep_logits",
     "force_load_balancing",
     "capacity_factor",

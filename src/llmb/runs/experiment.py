@@ -106,6 +106,7 @@ def _engine_parts(plan: Plan) -> Iterator[str]:
         "eager": not plan.compiled and plan.device == "cuda",
         f"attention-{plan.attention_backend}": plan.attention_backend != "auto",
         f"communication-{plan.communication}": plan.communication != "overlapped",
+        "grouped-experts": plan.group_experts,
         f"free-sms{plan.free_sms}": plan.free_sms,
         "logits": plan.keep_logits and not logits,
         "chunked-logits": logits and not plan.keep_logits,

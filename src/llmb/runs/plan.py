@@ -201,6 +201,8 @@ class ComputePath(Record):
     fuses_casts: bool
     """Activations and rotations of gradients cast their results to FP8 themselves. This requires delayed scaling, whose
     scales are known in advance, and a run without adapters."""
+    groups_experts: bool = False
+    """FP8 products of experts in the forward pass are one product on GPUs of compute capability 9.0."""
     casts_attention_again: bool
     """The backward pass casts attention's output to FP8 again: a pipeline would hold many micro-batches' casts."""
 
@@ -217,6 +219,7 @@ class EnginePlan(Plan):
     attention_backend: AttentionChoice = "auto"
     communication: Communication = "overlapped"
     free_sms: Count = 0
+    group_experts: bool = False
     force_load_balancing: bool = False
     capacity_factor: Positive | None = None
     """Rows that each expert computes, relative to an equal share of a rank's tokens; None if no token is dropped."""
@@ -254,6 +257,7 @@ class EnginePlan(Plan):
             and layout.ep > 1
             and self.communication != "plain",
             fuses_casts=delayed and self.lora is None,
+            groups_experts=self.group_experts and in_fp8 and not self.emulate_fp8 and self.device == "cuda",
             casts_attention_again=delayed and layout.pp > 1,
         )
 
@@ -306,6 +310,7 @@ def make_plan(
         attention_backend=choices.attention_backend,
         communication=choices.communication,
         free_sms=choices.free_sms,
+        group_experts=choices.group_experts,
         keep_logits=choices.keeps_logits_of(recipe),
         force_load_balancing=choices.balances_of(recipe),
         capacity_factor=choices.capacity_factor_of(recipe),

@@ -343,7 +343,7 @@ def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, instal
 SETTINGS = (
     *("steps", "seed", "fp8_recipe", "emulate_fp8", "recompute", "compiled", "keep_logits", "attention_backend"),
     *("force_load_balancing", "save_checkpoint", "checkpoint_interval", "checkpoint_dir", "verify_checkpoint"),
-    *("communication", "free_sms", "deterministic", "stall_limit_s", "parallelism"),
+    *("communication", "free_sms", "group_experts", "deterministic", "stall_limit_s", "parallelism"),
 )
 """Choices that a plan has under the same name."""
 OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")

@@ -60,6 +60,9 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None
     for stage in stages if path.fuses_casts else ():
         fuse_activations(stage)
         fuse_rotation(stage)
+    for stack in fp8_layers(blocks) if path.groups_experts else ():
+        if isinstance(stack, Fp8Stack):
+            stack.groups = True
     for block in blocks if path.keeps_gathered else ():
         keep_from_forward_on(block)
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -27,6 +28,9 @@ from llmb.engine.precision.scaling import (
 )
 from llmb.runs.attention_choice import ProductDtype
 
+GROUPED_CAPABILITY = (9, 0)
+"""The only compute capability for which torch 2.13 has a grouped FP8 product with fp32 scales."""
+
 
 @torch.library.custom_op("llmb::expert_products", mutates_args=())
 def expert_products(
@@ -37,12 +41,15 @@ def expert_products(
     counts: Sequence[int],
     fast: bool,
     product_dtype: str,
+    grouped: bool = False,
 ) -> Tensor:
     """Return the products of each expert's rows with its matrix: [n, outputs] bf16.
 
     rows: of all experts in order, [n, inputs]. matrices: transposed, [experts, outputs, inputs]. counts: the number of
-    rows of each expert. fast, product_dtype: see ``multiply``.
+    rows of each expert. fast, product_dtype: see ``multiply``. grouped: by one product where ``supports_grouped``.
     """
+    if grouped and supports_grouped(rows, matrices):
+        return grouped_product(rows, rows_inverse, matrices, matrices_inverse, counts, fast)
     results = rows.new_empty((len(rows), matrices.shape[1]), dtype=torch.bfloat16)
     groups = zip(torch.split(rows, list(counts)), matrices, torch.split(results, list(counts)), strict=True)
     for expert_rows, matrix, result in groups:
@@ -52,8 +59,31 @@ def expert_products(
 
 
 @expert_products.register_fake
-def _(rows, _rows_inverse, matrices, _matrices_inverse, _counts, _fast, _product_dtype):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _(rows, _rows_inverse, matrices, _matrices_inverse, _counts, _fast, _product_dtype, _grouped=False):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return rows.new_empty((len(rows), matrices.shape[1]), dtype=torch.bfloat16)
+
+
+def supports_grouped(rows: Tensor, matrices: Tensor) -> bool:
+    """Return True if torch has a grouped product of these operands: in e4m3, and not those of gradients, in e5m2."""
+    in_e4m3 = rows.dtype == matrices.dtype == torch.float8_e4m3fn
+    aligned = len(rows) > 0 and not any(size % ALIGNED for size in matrices.shape[1:])
+    return in_e4m3 and aligned and rows.is_cuda and torch.cuda.get_device_capability(rows.device) == GROUPED_CAPABILITY
+
+
+def grouped_product(
+    rows: Tensor, rows_inverse: Tensor, matrices: Tensor, matrices_inverse: Tensor, counts: Sequence[int], fast: bool
+) -> Tensor:
+    """Return ``expert_products`` by one product, which has a scale for each row and each output."""
+    ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32, pin_memory=rows.is_cuda)
+    return torch._scaled_grouped_mm(
+        rows,
+        matrices.mT,
+        rows_inverse.expand(len(rows)).contiguous(),
+        matrices_inverse.expand(matrices.shape[:2]).contiguous(),
+        offs=ends.to(rows.device, non_blocking=True),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=fast,
+    )
 
 
 @torch.library.custom_op("llmb::expert_weight_gradients", mutates_args=())
@@ -110,8 +140,11 @@ def _fits(matrix: Tensor) -> bool:
 class Fp8Stack(Fp8Matrix):
     """Multiplies rows in FP8 by one of the stacks of matrices of ``experts``, [experts, inputs, outputs].
 
-    Experts are multiplied one after the other; the host must know their numbers of rows.
+    Experts are multiplied one after the other; the host must know their numbers of rows. groups: see
+    ``expert_products``.
     """
+
+    groups = False
 
     def __init__(self, experts: Experts, name: str, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         super().__init__()
@@ -139,7 +172,8 @@ class Fp8Stack(Fp8Matrix):
 
     def product(self, rows: Cast, matrices: Tensor, counts: list[int], *, fast: bool) -> Tensor:
         inverse = self.layer_scales.factors.weight.inverse
-        result: Tensor = expert_products(rows.values, rows.inverse, matrices, inverse, counts, fast, self.product_dtype)
+        operands = rows.values, rows.inverse, matrices, inverse
+        result: Tensor = expert_products(*operands, counts, fast, self.product_dtype, self.groups)
         return result
 
     def weight_gradient(self, rows: Tensor, inverse: Tensor, gradient: Cast, counts: list[int]) -> Tensor:
