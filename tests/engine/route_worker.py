@@ -3,6 +3,7 @@
 
 import json
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,8 @@ def main(rank: int) -> None:
     total = torch.tensor([rank + 1])
     dist.all_reduce(total)
     dist.barrier()
-    print(json.dumps({"rank": rank, "total": int(total), "address": route_address(os.environ)}))
+    found = {"rank": rank, "total": int(total), "address": route_address(os.environ)}
+    sys.stdout.write(json.dumps(found) + "\n")  # as one piece, because both ranks write to one pipe
 
 
 run(main)
