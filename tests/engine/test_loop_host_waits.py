@@ -92,7 +92,11 @@ def test_where_experts_have_equally_many_rows_the_host_waits_for_nothing(
 ) -> None:
     model = moe_model(models, family)
     capacity = routing == "capacity"
-    plan: Any = SimpleNamespace(force_load_balancing=not capacity, capacity_factor=1.0 if capacity else None)
+    plan: Any = SimpleNamespace(
+        force_load_balancing=not capacity,
+        capacity_factor=1.0 if capacity else None,
+        compute_path=SimpleNamespace(overlaps_dispatch=True),
+    )
     set_routing(model, plan, RANKS)
     if dtype != "bf16":
         in_fp8(model, delayed=dtype == "delayed")

@@ -14,7 +14,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.port import End
 from llmb.runs.choices import Choices
-from llmb.runs.environment import Environment
+from llmb.runs.environment import DeviceMemory, Environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import make_plan
 from llmb.runs.record import RunRecord, new_run_id, queued_record
@@ -66,6 +66,7 @@ def environment(device: str, nodes: Sequence[str] = ("node1",), ranks: int = 8) 
         system="Linux",
         device=device,
         device_memory_gib=79.6,
+        device_memory=DeviceMemory(rank=0, free_gib=8.5, outside_gib=2.5),
         cpu_threads_per_rank=8,
         nodes=tuple(nodes),
         ranks_per_node=dict.fromkeys(nodes, ranks),

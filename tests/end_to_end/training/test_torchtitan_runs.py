@@ -33,23 +33,26 @@ PRINTED = re.compile(
 STARTED_WITHIN_S = 300
 
 
+FAMILIES = [
+    (*LLAMA, "--scale", "2", "--pp", "2", "--recompute", "full"),
+    (*QWEN, "-s", "tiny-moe", "--scale", "4", "--tp", "2", "--ep", "2"),
+    (*GPT_OSS, "--scale", "1"),
+    (*DEEPSEEK, "--scale", "2", "--pp", "2", "--recompute", "selective"),
+]
+FURTHER = [
+    (*LLAMA, "--scale", "1"),
+    (*LLAMA, "--scale", "2", "--dtype", "bf16"),
+    (*LLAMA, "--scale", "2", "--tp", "2"),
+    (*LLAMA, "--scale", "1", "--dtype", "fp8", "--emulate-fp8"),
+    (*QWEN, "--scale", "2", "--dp-sharding", "none"),
+    (*GPT_OSS, "--scale", "4", "--tp", "2", "--ep", "2", "--force-load-balancing"),
+    (*DEEPSEEK, "--scale", "1", "--dtype", "bf16"),
+    (*DEEPSEEK, "--scale", "4", "--tp", "2", "--ep", "2", "--dtype", "bf16"),
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        (*LLAMA, "--scale", "1"),
-        (*LLAMA, "--scale", "2", "--dtype", "bf16"),
-        (*LLAMA, "--scale", "2", "--tp", "2"),
-        (*LLAMA, "--scale", "2", "--pp", "2", "--recompute", "full"),
-        (*LLAMA, "--scale", "1", "--dtype", "fp8", "--emulate-fp8"),
-        (*QWEN, "--scale", "2", "--dp-sharding", "none"),
-        (*QWEN, "-s", "tiny-moe", "--scale", "4", "--tp", "2", "--ep", "2"),
-        (*GPT_OSS, "--scale", "1"),
-        (*GPT_OSS, "--scale", "4", "--tp", "2", "--ep", "2", "--force-load-balancing"),
-        (*DEEPSEEK, "--scale", "1", "--dtype", "bf16"),
-        (*DEEPSEEK, "--scale", "2", "--pp", "2", "--recompute", "selective"),
-        (*DEEPSEEK, "--scale", "4", "--tp", "2", "--ep", "2", "--dtype", "bf16"),
-    ],
-    ids=" ".join,
+    "options", [*FAMILIES, *(pytest.param(each, marks=pytest.mark.measured) for each in FURTHER)], ids=" ".join
 )
 def test_ten_steps_are_trained_and_recorded(start: Start, options: tuple[str, ...]) -> None:
     run = start(*options, "--steps", "10", "--window", "3-9", "--json")

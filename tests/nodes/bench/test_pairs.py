@@ -261,7 +261,10 @@ def test_the_table_has_the_worst_first_and_the_lists_below() -> None:
     [
         ((), "--pairwise requires the nodes of a job"),
         (("--nodes", "2"), "--pairwise needs 3 nodes"),
-        (("--nodes", "8", "all_reduce", "--max-size", "1GiB"), "does not accept COLLECTIVE, --max-size"),
+        (
+            ("--nodes", "8", "all_reduce", "--max-size", "1GiB"),
+            "--pairwise cannot be combined with COLLECTIVE, --max-size",
+        ),
     ],
 )
 def test_what_cannot_be_measured_in_pairs_is_a_mistake(
