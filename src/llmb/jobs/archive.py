@@ -39,7 +39,7 @@ ENDINGS = (ZSTD, GZIP)
 MANIFEST = "manifest.json"
 VERSION: Literal[1] = 1
 MOST_VALUES = 1 << 20
-"""The maximum number of JSON values in a manifest: an archive with the most files has 0.8 million."""
+"""The maximum number of JSON values in a manifest: with the maximum number of files, there are 0.8 million."""
 TRACES = (TORCH_FOLDER, NSYS_FOLDER, NCCL_FOLDER)
 _NAME = r"\w[\w.+=@,-]{0,199}"
 _KEPT = re.compile(
@@ -333,7 +333,7 @@ LONGEST_NAME = 4096
 TAR_RECORD = 20 * BLOCK
 """Tar programs pad their files with zeros to a multiple of this size in bytes."""
 LONG_NAME = b"L"
-"""Type of an entry that contains the name of the next one."""
+"""Type of an entry that contains the name of the next entry."""
 
 
 class _Stream(Protocol):

@@ -43,7 +43,7 @@ from llmb.verdict.match_runs import Earlier
 
 NEAR = 5
 MOST_NEAR = 10
-"""The maximum number of repeats from before a run, and of those from after it, with which the run is compared."""
+"""The maximum number of earlier repeats, and of later repeats, with which a run is compared."""
 MOST_RECORDS = 256
 """The maximum number of records to cache for the next run."""
 MANY = 500

@@ -67,7 +67,7 @@ class Job:
     step_time_s: float | None = None
     """Mean step time over the window in seconds, if the run succeeded."""
     proxy: str = ""
-    """The proxy for the model or for all ranks; empty if there is none."""
+    """The mark of a proxy, or of a rank that runs alone; empty for a full run."""
     kind: Kind = "run"
     subject: str = ""
     """The subject of the preparation or measurement, or the node that is checked; empty for a run."""

@@ -323,7 +323,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, or that of ``options.nodes``; raise UsageError if they differ or it is unknown."""
+    """Return the requested scale, or the scale that ``options.nodes`` results in; raise UsageError if they differ."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))

@@ -56,7 +56,7 @@ def settings_in_effect(
     size: str | None = None,
     partition: str | None = None,
 ) -> SettingsInEffect:
-    """Collect the settings in effect, with those of jobs of ``workload`` and in ``partition`` if specified.
+    """Collect the settings for jobs submitted here, of ``workload`` and in ``partition`` if these are specified.
 
     Raises UsageError with all problems if files or variables are invalid.
     """

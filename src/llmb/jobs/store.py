@@ -120,7 +120,7 @@ class Store:
         self.db.execute("PRAGMA query_only = ON")
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add jobs, replacing any that never reached the scheduler; add none and raise KeyExists if another exists."""
+        """Add jobs, replacing rows of jobs that never reached the scheduler; for any other row, raise KeyExists."""
         rows = [self._row(job) for job in jobs]
         try:
             with self._transaction():

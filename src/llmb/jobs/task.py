@@ -38,7 +38,7 @@ class TaskRecord(Record):
     subject: str
     """``dataset`` or ``checkpoint``, ``collectives``, ``pairwise`` or ``gpus``, or the node that is checked."""
     workload: str = ""
-    """The workload of a preparation, and below its model size; both are empty for other tasks."""
+    """The workload of a preparation; empty for other tasks, like ``size``, the model's size."""
     size: str = ""
     gpus: bool
     gpu_type: str | None
@@ -72,7 +72,7 @@ class TaskOrder(JobOrder):
     """The node on which the job has to run; None for any node."""
     cpus: int | None = None
     secrets: tuple[str, ...] = ()
-    """Names of environment variables with secrets."""
+    """Names of environment variables with secrets that the job needs."""
     sources: tuple[str, ...] = ()
     """Folders that the job reads."""
     in_container: bool = True

@@ -344,7 +344,7 @@ class Cluster:
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return settings from the shell, ``partition`` and its section; raise UsageError if one is invalid."""
+        """Return settings from the shell, ``partition`` and this partition's section; raise UsageError if invalid."""
         return ()
 
     def offer(self) -> Offer:

@@ -22,7 +22,7 @@ from llmb.runs.record import RunRecord
 from llmb.runs.result import Faults
 
 LOGGED = "logged"
-"""The convention of a FLOP rate in the log, regardless of what the framework counts."""
+"""Key of FLOP rates from logs, among those by convention; the framework decides which FLOPs count."""
 ASSUMED = "layout.assumed"
 """Key of a configuration whose layout is taken from the recipe, because the log does not report one."""
 BATCH: tuple[str, ...] = ("mbs", "gbs")
@@ -72,13 +72,13 @@ class AnalyzedRun:
     unread_record: str | None = None
     """The reason why the record beside the log cannot be read, so that only the log counts."""
     log: ParsedFile | None = None
-    """Its log with its outcome, which takes the record into account."""
+    """The parsed log; its outcome takes the record into account."""
     source: str | None = None
     """The run's own id, or a substitute from its log: equal for copies. None if only ``path`` is known."""
     content: str | None = None
     """A digest that is equal for copies that were not changed."""
     copy_of: str | None = None
-    """The reason why the run does not count: another file has the same run."""
+    """The reason why the run does not count, if another file contains the same run; else None."""
 
     @property
     def counted_as(self) -> str:
@@ -183,7 +183,7 @@ class AnalyzedRun:
 
 
 def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
-    """Return the fields that a log provides, without the reason of a success, which only lists its steps."""
+    """Return the fields that a log provides; a success has no reason here, because the log's only lists steps."""
     outcome = log.outcome
     return {
         "log": log,
@@ -197,7 +197,7 @@ def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded"
 
 
 def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
-    """Return whether a run without a record has a GPU type, so that the catalogue may have its recipe."""
+    """Return whether any run has no record but a GPU type, so that the catalogue may contain its recipe."""
     return any(run.record is None and run.text("gpu_type") for run in runs)
 
 
@@ -249,7 +249,7 @@ def exclusion_reason(run: AnalyzedRun) -> str | None:
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """Describe why a run is not a measurement, with its status if the reason alone is unclear; None if it is one."""
+    """Return why a run is not a measurement, or None if it is; a cancelled run's text begins with the status."""
     if run.status == "cancelled" and run.reason:
         return f"cancelled: {run.reason}"
     if run.status != "success":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects the attention backend of a run among those of PyTorch, with the reason. Pure."""
+"""Selects the attention backend of a run, and describes why. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -13,14 +13,14 @@ ProductDtype = Literal["fp8", "fp32", "bf16"]
 
 
 class Fp8Product(Record):
-    """The computation of FP8 products in a run, as saved in ``run.json``."""
+    """How a run multiplies FP8 values, as saved in ``run.json``."""
 
     dtype: ProductDtype
     why: str
 
 
 def fp8_product(device: Device, *, emulate: bool) -> Fp8Product:
-    """Select the FP8 product of a run; ``emulate`` selects one that every GPU supports.
+    """Select how a run multiplies FP8 values; with ``emulate``, in a way that every GPU supports.
 
     CPUs do not multiply in FP8: with AMX, torch's FP8 product takes two thousand times as long as one in bf16. Without
     AVX-512 BF16, a product in bf16 takes up to forty times as long as one in fp32. A product in fp32 is fast on every
@@ -44,7 +44,7 @@ only; the others mask pairs of tokens of different documents. ``flash3`` and ``f
 ``math`` is the last resort: it keeps the scores of all pairs of tokens."""
 NOT_DETERMINISTIC = ("cudnn",)
 """Backends that torch refuses to use with deterministic algorithms. Flash attention and ``efficient`` then sum the
-gradients of queries and keys in a fixed order, and the gradients of ``math`` are products."""
+gradients of queries and keys in a fixed order; ``math`` computes gradients by matrix products."""
 
 
 class Trial(Record):
@@ -107,7 +107,7 @@ def try_backends(
 
 
 def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
-    """Select the fastest of the usable backends. Raise UsageError with all reasons if there is none."""
+    """Select the fastest usable backend, or the first if not timed; raise UsageError with reasons if none is usable."""
     usable = able(trials)
     if not usable:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)

@@ -82,14 +82,14 @@ class CheckpointReport:
     save_gb_per_s: float | None = None
     """Rate of the slowest save over all ranks (10^9 bytes per second); None if it is unknown or nothing was saved."""
     slowest_save_rank: int | None = None
-    """The rank with the longest transfer in the slowest save; None if ``save_gb_per_s`` is."""
+    """The rank with the longest transfer in the slowest save; None if it is unknown or nothing was saved."""
     load_gb_per_s: float | None = None
-    """The load's rate, which may be that of memory if verification has just read the files."""
+    """Rate of the load; above the disk's if the verification has just read the files into memory."""
     slowest_load_rank: int | None = None
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """Return the report, or Missing if its file is unreadable; None for a run that neither loads nor saves."""
+    """Report on a run's checkpoints, or return Missing if a file is unreadable; None without loads and saves."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     return read_or_missing("the times of checkpoints", lambda: _report(folder, plan, steps))
@@ -137,7 +137,7 @@ def check_weights(plan: Plan) -> None:
 
 
 def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
-    """Yield reasons why the weights of a checkpoint cannot be those of the plan's model. Pure."""
+    """Yield reasons why a run of ``plan`` cannot start with the weights of a checkpoint. Pure."""
     if record.lora:
         merge = "merge them into their base with 'llmb checkpoint export --merge', then import the result"
         yield f"the checkpoint contains only adapters; {merge} with 'llmb checkpoint import'"
@@ -146,7 +146,7 @@ def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
 
 
 def base_weights(plan: Plan) -> WeightsOrigin | None:
-    """Return the frozen weights of a run with adapters; None for a run that trains all weights.
+    """Return the origin of the frozen weights of a run with adapters; None for a run that trains all weights.
 
     Raise UsageError if the checkpoint cannot be read.
     """

@@ -39,7 +39,7 @@ class Parallelism(Record):
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
-    optimizer state; or nothing. None is replaced by ``settled``."""
+    optimizer state; or nothing. ``settled`` replaces None by the default."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Number of ranks that shard each replica, a divisor of DP x CP. Default: all, for one replica."),
@@ -170,7 +170,7 @@ class Choices(Record):
     steps: Annotated[
         int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
     ] = None
-    """None for the default, one step for a resumed run, or the number that profiling or tracing needs."""
+    """None for the default: 1 for a resumed run, else the number that profiling or tracing needs, or 50."""
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of weights and data. Default: 1234, or the checkpoint's.")] = None
     label: Annotated[str | None, _training(basic=True, help="Name for finding and comparing runs.", form=LABEL)] = None
@@ -356,7 +356,7 @@ class Choices(Record):
     ] = None
 
     def lora_changes(self) -> dict[str, Any]:
-        """Return the choices for the adapters that are set, by the names of their fields in ``Lora``."""
+        """Return the choices for adapters, except None, by field name of ``Lora``."""
         names = ("rank", "alpha", "dropout", "targets")
         chosen = {name: getattr(self, f"lora_{name}") for name in names}
         return {name: value for name, value in chosen.items() if value is not None}

@@ -60,7 +60,7 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
     """Return throughput, packing and numbers of parameters as fields of a result.
 
-    ``packing`` has the statistics of the trained sequences; None for those of the recipe.
+    packing: the statistics of the trained sequences; None to use the recipe's.
     """
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)
@@ -109,7 +109,7 @@ class RunEvidence:
     """All evidence for the result of a run."""
 
     plan: EnginePlan
-    """Its window is that of the statistics, even if the window's rule is ``auto``."""
+    """The plan, with the window of the statistics, even if the window's rule is ``auto``."""
     steps: Sequence[Step]
     exit_code: int = 0
     log_tail: str = ""
@@ -118,18 +118,18 @@ class RunEvidence:
     checkpoint: CheckpointReport | Missing | None = None
     profile: ProfileReport | None = None
     no_window: str | None = None
-    """The reason why the window's steps cannot be combined."""
+    """The reason why statistics cannot combine the window's steps; None if they can."""
     began: int | None = None
     """The first step of the attempt that trained the window; None for the first step of the run."""
     contradiction: str | None = None
-    """The contradiction in the record of a run that completed its steps."""
+    """The contradiction in the record of a run that completed its steps, if any."""
     environment: Environment | None = None
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED
     """Samples of the resources in use."""
 
 
 def if_possible(result: Result) -> Result:
-    """Return the result; if its FLOP rate exceeds its GPUs' peak, return an invalid one without measurements."""
+    """Return ``result`` or, if its FLOP rate exceeds the GPUs' peak, an invalid result without measurements."""
     why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
     if why is None:
         return result
@@ -230,7 +230,7 @@ def machine_report(
 
 
 def resource_use(samples: Sequence[Sampled], work: SampledWork) -> ResourceUse | Missing:
-    """Summarize the use of resources in the steps of ``work``; Missing if the samples do not allow it."""
+    """Summarize the use of resources in the steps of ``work``; Missing if the samples are unusable."""
     return read_or_missing("the samples", lambda: summarize(samples, work))
 
 
@@ -308,7 +308,7 @@ def _fp8(evidence: RunEvidence, steps: Sequence[Step]) -> Fp8Report | None:
 def _used(
     evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
 ) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
-    """Return the use of resources, and other work, in the steps ``inside``; Missing if samples or statistics are."""
+    """Return the use of resources, and other work, in the steps ``inside``; Missing without samples or statistics."""
     plan, environment, samples = evidence.plan, evidence.environment, evidence.samples
     if isinstance(samples, Missing):
         return samples, samples
@@ -458,7 +458,7 @@ def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRec
 
 
 def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
-    """Return the steps by the attempt that trained them, latest attempt first, without profiled ones."""
+    """Group the steps by the attempt that trained them, latest attempt first; omit profiled steps."""
     rest = [step for step in steps if not step.profiled]
     parts = []
     for attempt in reversed(record.attempts):

@@ -254,7 +254,7 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
-    """Return changed settings, important ones first. A new node is compared with the values usual ``before``."""
+    """Return changed settings, important ones first. A new node is compared with the usual values ``before``."""
     changes = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
     return tuple(sorted(changes, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 
@@ -324,7 +324,7 @@ class ConditionRule(Record):
     title: str
     """The title for display; empty if the key serves as title."""
     differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
-    """A prediction has the effect of an expectation: both refer to stated conditions."""
+    """The effect of different values, if necessary by kind of reference; predictions count as expectations."""
     unknown: Effect | Literal["ignored"] = "ignored"
     important: bool = False
     """True if a change of this setting on a node is likely to affect the time of a step."""
@@ -386,7 +386,7 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
 
 
 def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
-    """Yield the disturbances of either side's runs. Even if both sides have the same one, it counts as a difference."""
+    """Yield the disturbances of either side's runs; even a disturbance of both sides counts as a difference."""
     for key in dict.fromkeys((*own, *reference)):
         effect = rule_of(key).effect("baseline", both=False)
         assert effect, "the data file does not ignore it"
@@ -394,7 +394,7 @@ def disturbances(own: Values, reference: Values) -> Iterator[Condition]:
 
 
 def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
-    """Format each fault as one string; those in ``EXPLAINED`` with the command that explains them for ``run_id``."""
+    """Format each fault as one string; faults in ``EXPLAINED`` name the command that explains them for ``run_id``."""
     more = f" (see 'llmb judge {run_id} --explain')"
     return {key: "; ".join(texts) + (more if key in EXPLAINED else "") for key, texts in faults.items()}
 
@@ -437,7 +437,7 @@ def _condition_text(value: object) -> str:
 
 
 def merged(sides: Iterable[Values]) -> dict[str, str]:
-    """Return the distinct values of each key, separated by commas; omit conditions that some run does not report."""
+    """Return the distinct values of each key, separated by commas; omit conditions that not all runs report."""
     every = list(sides)
     keys = set.intersection(*(set(side) for side in every)) if every else set()
     return {key: ", ".join(sorted({side[key] for side in every})) for key in keys}

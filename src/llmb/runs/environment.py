@@ -57,7 +57,7 @@ class KernelCheck(Record):
     shape: tuple[int, ...]
     rank: int
     difference: float | None
-    """The largest error of a value, relative to rounding; None if a result is not finite."""
+    """The largest error, as a multiple of what rounding can explain; None if a result is not finite."""
     right: bool
     """True if rounding explains all differences; if not, the run ends."""
 
@@ -97,7 +97,7 @@ class Environment(Record):
     compute_path: ComputePath | None = None
     """None in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
-    """The first rank's checks, and failed ones of other ranks; empty if no kernel needs any, None until they ran."""
+    """Checks of the first rank, and failed checks of others; empty if no kernel needs a check, None until they ran."""
     ptxas: str | None = None
     """Version of the assembler of Triton's kernels; None if the node has no GPU or no Triton."""
     driver: str | None = None

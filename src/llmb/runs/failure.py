@@ -106,7 +106,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
-    """Return the ranks that are in no collective, or else those that others wait for and that wait for none."""
+    """Return the beats of ranks in no collective, or else of ranks that others wait for but that wait for no rank."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -184,7 +184,7 @@ def _join(head: str, tail: str) -> str:
 
 
 def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
-    """Format ranks as ``0, 1, 4-7``; three or more consecutive ones make a range. After ``most``, add the total."""
+    """Format ranks as ``0, 1, 4-7``, with ranges for three or more; list at most ``most`` parts, then the total."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -200,7 +200,7 @@ def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
 
 
 def parse_ranks(text: str) -> set[int]:
-    """Parse the output of ``ranks_text`` without a limit."""
+    """Parse ranks as ``ranks_text`` formats them without ``most``."""
     return set(numbers_of(parse_ranges(text.replace(", ", ",")))) if text else set()
 
 

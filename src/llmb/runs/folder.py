@@ -36,7 +36,7 @@ VBOOST_FILE = "vboost.json"
 ABSOLUTE = "begin the path with / or ~"
 """Advice for a path in the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
-"""Variables of the reference documents that name the root of installation; the second is from the oldest one."""
+"""Variables of the reference documents that name the root of installation; the second is from the oldest document."""
 _OTHER = "or set LLMB_INSTALL to a folder"
 _FULL = f"free some space, {_OTHER} on another disk"
 _NOT_YOURS = f"change the owner or the permissions of the folder, {_OTHER} where you may write"
@@ -110,7 +110,7 @@ class RunFolder:
     launch_output = Inside("launch.out")
     """Output of a program's script that queued the job; only for a run that is queued this way."""
     job_spec = Inside("job_spec.json")
-    """All decisions about the job before its submission."""
+    """All decisions about the job, made before its submission."""
     task = Inside("task.json")
     """Record of a job that trains nothing, instead of ``record``."""
     job_end = Inside("job_end.json")
@@ -158,7 +158,7 @@ class InstallRoot:
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     """Return $LLMB_INSTALL or $STAGE_PATH, or the nearest folder at or above ``start`` with a cluster_config.yaml,
     or the user's default, or ~/.llmb, in this order. As in the reference scripts, an empty variable is unset. Raise
-    UsageError if the variables differ, if the defaults are unusable, or if the folder or the file is another user's.
+    UsageError if the variables differ, if the defaults are unusable, or if another user owns the folder or file.
     """
     texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     roots = {name: Path(text).expanduser().absolute() for name, text in texts.items()}
@@ -300,7 +300,7 @@ def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> P
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:
-    """Link ``latest`` to ``folder``, atomically. A file that is not a link stays; failure to write is ignored."""
+    """Make ``latest`` in ``install`` a link to ``folder``, unless it is a file that is no link; ignore write errors."""
     link = install / LATEST
     if os.path.lexists(link) and not link.is_symlink():
         return
@@ -318,7 +318,7 @@ class BrokenRecord(EnvironmentProblem, ValueError):
 
 
 def read_stored(path: Path, shape: type[Shape]) -> Shape:
-    """Return the content of a JSON file. Raise BrokenRecord with the error's place, OSError if it cannot be read."""
+    """Return a JSON file's content; raise BrokenRecord with the place if it is invalid, OSError if it is unreadable."""
     text = read_regular(path, MOST_JSON_BYTES)
     try:
         check_values(text)
@@ -363,7 +363,7 @@ ATTEMPT = "llmb: attempt "
 
 
 def tail(path: Path) -> str:
-    """Return the last ``TAIL_BYTES`` of a log, only of the latest attempt; empty if there is no log."""
+    """Return the end of a log, at most ``TAIL_BYTES``, all from the latest attempt; empty if there is no log."""
     if not path.exists():
         return ""
     with open_regular(path) as stream:

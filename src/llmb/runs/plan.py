@@ -74,7 +74,7 @@ class TrainingInputs(Record):
     weights: InitialWeights | None = None
     dataset: TrainingDataset | None = None
     packing: Packing | None = None
-    """Statistics of ``dataset`` for the model's attention; those of the recipe if the dataset is not prepared yet."""
+    """Statistics of ``dataset`` for the model's attention, or the recipe's if the dataset is not prepared yet."""
 
 
 class PredictedStep(Record):
@@ -159,7 +159,7 @@ class Plan(Record):
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Return the origin of ``weights``; without them, that in the checkpoint ``start``; without both, random."""
+    """Return the origin of ``weights``, or else the origin recorded in the checkpoint ``start``, or else random."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:
@@ -199,7 +199,7 @@ class ComputePath(Record):
     overlaps_dispatch: bool = False
     """The first products of a shared expert are computed while tokens are sent to experts."""
     fuses_casts: bool
-    """Activations and rotations of gradients cast their results to FP8 themselves. This requires delayed scaling, whose
+    """The kernels of activations and of gradients' rotations also cast to FP8. This requires delayed scaling, whose
     scales are known in advance, and a run without adapters."""
     groups_experts: bool = False
     """FP8 products of experts in the forward pass are one product on GPUs of compute capability 9.0."""

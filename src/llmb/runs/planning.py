@@ -68,7 +68,7 @@ class Search:
         return find_workload(self.catalogue, self.recipe.workload).sources.get(self.recipe.size)
 
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
-        """Return the inputs; note missing ones and problems. ``resumed``: the checkpoint that the run resumes from."""
+        """Find the inputs; add to ``missing`` and ``problems``. ``resumed``: the checkpoint to resume from, if any."""
         if self.choices.synthetic and (explicit := self._explicit()):
             self.problems.append(f"{explicit} is set, but {SYNTHETIC} trains without it; omit one of them")
             return TrainingInputs()
@@ -246,7 +246,7 @@ class Search:
         return f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
 
     def _seq_len_option(self) -> str:
-        """Return the option for the sequence length; empty if all layouts of the model's size have the same one."""
+        """Return the option for the sequence length; empty if all layouts of the model's size have this length."""
         tables = find_workload(self.catalogue, self.recipe.workload).layouts
         lengths = {table.seq_len for table in tables if table.size == self.recipe.size}
         length = self.recipe.layout.seq_len
@@ -259,7 +259,7 @@ def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: 
 
 
 def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
-    """Return a checkpoint as initial weights. ``name`` is its model's; by default, its source folder's or its run's."""
+    """Return a checkpoint as initial weights; ``name`` names its model, by default after the source folder or run."""
     record = saved.record
     source = record.imported_from
     origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"
@@ -300,7 +300,7 @@ def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | No
 
 
 class NotPrepared(UsageError):
-    """The run's weights or data are not prepared. ``plan`` applies once they are."""
+    """The run's weights or data are not prepared. ``plan`` applies after their preparation."""
 
     def __init__(self, error: UsageError, plan: Plan) -> None:
         super().__init__(error.what, do=error.do)

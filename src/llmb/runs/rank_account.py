@@ -78,7 +78,7 @@ class MemoryUse(Record):
     """The memory of some ranks of a run, and whether it fits on a GPU. Sizes in GiB.
 
     The engine counts ``exact`` values; an ``estimate`` is computed by formulas. ``capacity_gib`` is a GPU's nominal
-    memory; if it is unknown, it and ``fits`` are None. ``assumptions`` are differences between a run and the count.
+    memory; if it is unknown, it and ``fits`` are None. ``assumptions`` are differences between real and counted run.
     """
 
     method: Literal["exact", "estimate"] = "exact"
@@ -134,8 +134,8 @@ def stage_ranks(layout: Layout) -> list[int]:
 def fullest_ranks(layout: Layout) -> list[int]:
     """Return the ranks of ``stage_ranks`` that may be the fullest.
 
-    The earlier a stage, the more micro-batches it holds: a later one can only be fuller if it has more layers, or the
-    loss.
+    The earlier a stage, the more micro-batches it holds: a later stage can only be fuller if it has more layers, or
+    computes the loss.
     """
     layers = stage_layers(layout)
     counts = [sum(len(layers[number]) for number in rank_stages(layout, stage)) for stage in range(layout.pp)]

@@ -24,7 +24,7 @@ from llmb.runs.folder import BrokenRecord
 from llmb.runs.steps import read_lines
 
 MOST_VALUES = 1 << 20
-"""Maximum number of values in a file of about 8 MB: with up to 20,000 ranks, each of 12 steps has its own line."""
+"""Maximum number of values in a file, about 8 MB: enough for a line for each of 12 steps of 20,000 ranks."""
 
 
 class RankTime(NamedTuple):
@@ -37,7 +37,7 @@ class RankTime(NamedTuple):
     layer_s: float
     """The mean forward time of a layer in the first micro-batch."""
     wait_s: float
-    """The other time before and between those layers: the wait for collectives, and for the rank's own host."""
+    """The other time before and between these forward passes: waits for collectives, and for the rank's own host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class RankTimes:
 
 
 class RankTimesFile:
-    """Writes the rank times of a run of ``steps`` steps; appends to those of earlier attempts."""
+    """Writes the rank times of a run of ``steps`` steps, after the lines of earlier attempts."""
 
     def __init__(self, path: Path, steps: int, ranks: int) -> None:
         self.steps_a_line = max(1, math.ceil(steps * ranks * len(RankTime._fields) / MOST_VALUES))
@@ -163,7 +163,7 @@ class Excess:
         """Return the rank that is the slowest in the fraction ``same_rank`` of the lines, and by the fraction
         ``slower`` of the median rank's forward passes; None if there is none.
 
-        Waits count only if no rank is slower alone, because others then wait for it; of two ranks, either may be late.
+        Waits count only if no rank is slow without them, and at least three are compared: of two, either may be late.
         """
         for times in (self.alone_s, *([self.parts_s[:, WAIT]] if self.rivals >= FEWEST_FOR_WAITS else [])):
             slowest = np.bincount(times.argmax(axis=-1))

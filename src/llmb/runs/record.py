@@ -87,7 +87,7 @@ class Process(Record):
     host: str
     pid: int
     started: str
-    """The start by the host's clock since boot, and an identifier of that boot."""
+    """The start time, counted from the host's boot, and an identifier of that boot."""
 
 
 LOCAL = "local"
@@ -130,7 +130,7 @@ class JobEnd(Record):
 
 
 class VboostOutcome(Record):
-    """The result of ``nvidia-smi boost-slider --vboost`` on the nodes of a job, by its batch script."""
+    """The result of ``nvidia-smi boost-slider --vboost``, which a job's batch script calls on its nodes."""
 
     level: int
     nodes_set: int
@@ -182,7 +182,7 @@ class RunRecord(ReasonedRecord):
     settings: Annotated[NodesSettings, WrapValidator(ValidateOnce())] | Missing = Missing("the run has not ended")
     """The settings of all nodes when the run began."""
     vboost: VboostOutcome | Missing | None = None
-    """None for a job that set none, and while it runs."""
+    """None for a job that does not set the boost, and while the job runs."""
     result: Result | None = None
 
     @model_validator(mode="after")
@@ -307,7 +307,7 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
-    """Read a run's job; None if it was not submitted or its client was killed. Raise as ``read_record`` does."""
+    """Read a run's job; None if no submission was recorded. Raise as ``read_record`` does."""
     _check_links(folder)
     return read_stored(folder.job, SubmittedJob) if folder.job.exists() else None
 
@@ -321,7 +321,7 @@ def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
-    """Read the end of a job; None if its batch script has not recorded it. Raise BrokenRecord or OSError."""
+    """Read the end of a job, None if the batch script recorded none; raise BrokenRecord or OSError if unreadable."""
     return read_stored(folder.job_end, JobEnd) if folder.job_end.exists() else None
 
 
@@ -395,7 +395,7 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
     """Return the plan with the window for an attempt that begins at ``first_step``. One attempt should train all steps
-    of a window, so a later attempt that begins before the window's end has a new one, unless its steps are explicit.
+    of a window, so an attempt that begins before the window's end gets a new one, unless the window is explicit.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan

@@ -192,7 +192,7 @@ class Result(ReasonedRecord):
     window: Window | None = None
     """The window of the statistics if it was determined after the run; None for the window of the plan."""
     measurement_reason: str | None = None
-    """The reason why the statistics are not a measurement; None if they are, or if there are none."""
+    """The reason why the statistics are not a measurement; None if they are one, or without statistics."""
     checkpoint: CheckpointReport | Missing | None = None
     """None for a run that neither loads nor saves."""
     profile: ProfileReport | None = None
@@ -218,7 +218,7 @@ class Result(ReasonedRecord):
     reasons: Annotated[dict[str, str], WrapValidator(ValidateOnce())] | None = None
     """Reasons for fields that are None, by name."""
     verdict: Verdict | Missing = Missing("the run is not judged yet")
-    """The verdict by the published step time."""
+    """The verdict against the published step time."""
     note: str | None = None
     """The event after the last step of a success: an error, a signal, the time limit; else None."""
     error_at_end: str | None = None
@@ -226,7 +226,7 @@ class Result(ReasonedRecord):
     resources: ResourceUse | Missing = NOT_SUCCESSFUL
     """Use of resources in the steps of the window."""
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
-    """Other work from before the window to after it; its ``disturbing`` makes a verdict soft."""
+    """Other processes' work from before the window to after it; any item in ``disturbing`` makes a verdict soft."""
     untried: str | None = None
     """The note that the run's version of torch was never tested; None if it was tested, or is unknown."""
     pretended: PretendedRank | None = None

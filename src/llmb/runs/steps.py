@@ -80,7 +80,7 @@ class Step:
     layer_s_median: float
     """Median over all ranks of a layer's mean forward time in the first micro-batch."""
     outside_layers_s: float
-    """The shortest time of all ranks before and between layers in the first micro-batch, without the wait for data."""
+    """The shortest time that a rank spent before and between layers of the first micro-batch, not waiting for data."""
     ended_s: float
     """The end of the step as the first rank saw it, in Unix time."""
     saving: bool = False

@@ -55,7 +55,7 @@ class ProfileReport:
     files: tuple[str, ...]
     breakdown: StepBreakdown | None
     warnings: tuple[str, ...]
-    """Sentences about missing profiles, a missing breakdown, and another profiler than planned."""
+    """Sentences about missing profiles, a missing breakdown, and a profiler other than the planned one."""
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
@@ -152,7 +152,7 @@ class NetworkUse(Network):
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
     """Yield the network's faults, then the run's variables that may have caused them.
 
-    ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the network devices of its nodes.
+    ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the nodes' network devices.
     """
     faults = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
     if fault := _differing(network.nodes):

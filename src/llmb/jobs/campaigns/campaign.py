@@ -118,7 +118,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 
 
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
-    """Return the newest unfinished campaign with the request of ``campaign`` or, with ``resume``, from its source.
+    """Return the newest unfinished campaign with the jobs of ``campaign`` or, with ``resume``, from the same source.
 
     Raises UsageError if there is none to resume.
     """
@@ -142,7 +142,7 @@ def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
 def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Campaign:
     """Write and return ``campaign``, or return an existing campaign with the same jobs unless ``start_new`` is set.
 
-    Callers have looked for one before, but another client may have created it since.
+    Callers have looked for such a campaign before, but another client may have created it since.
     """
     with campaign_lock(install, "campaigns"):
         equal = None if start_new else find_campaign(install, campaign, resume=False) or find_queued(install, campaign)
@@ -186,7 +186,7 @@ class PlannedJob:
 
     @property
     def expected_gpu_hours(self) -> float | None:
-        """Return the GPU hours of all steps at the published step time, without startup; None if none is published."""
+        """Return the GPU hours of all steps at the published step time, if there is one; startup is not included."""
         if (figure := self.recipe.figure) is None:
             return None
         return self.recipe.scale * figure.step_time_s * self.order.plan.steps / 3600

@@ -19,7 +19,7 @@ from llmb.catalogue.records import Record
 from llmb.jobs.campaigns.expansion import ENVIRONMENT, Draft, Entry, Keys, Values, entry_options, problem_text
 
 SplitModel = Callable[[str], tuple[str, str | None]]
-"""Splits a name into workload and size, if it has one; raises UsageError if there is no such workload or size."""
+"""Splits a name into workload and size (None without a size); raises UsageError if either does not exist."""
 
 _MATRIX = ("sizes", "dtypes", "scales")
 _FIELD = re.compile(r"""(?:[^\s"'#]|(?<=\S)\#|"[^"]*"|'[^']*')+""")

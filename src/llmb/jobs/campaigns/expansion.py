@@ -72,11 +72,11 @@ class Selection:
     ] = None
     """The maximum scale; doublings of the largest published scale are included up to it."""
     min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
-    """True for only the smallest scale of each recipe."""
+    """True to select only the smallest scale of each recipe."""
     exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False
-    """True for published scales only, without doublings."""
+    """True to select only published scales, without doublings."""
     proxy: Annotated[bool, _selection(help="Include only proxies: models with fewer layers, for few GPUs.")] = False
-    """True for proxies only, at their own scales."""
+    """True to select only proxies, at their own scales."""
     everything: bool = False
     """True if an empty field selects all values even for a single recipe, rather than the default."""
     gpu_type: Annotated[str | None, _selection(help="GPU type from the catalogue, or cpu.", form=WORD)] = None
@@ -264,7 +264,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
 
     Within a scale, each recipe runs once before the next repeat. Every second round is in reverse order, so that drift
     affects the mean of each recipe equally. If an entry selects several models, jobs below the smallest scale of a
-    model are left out. ``gpu_type`` is the cluster's.
+    model are left out. ``gpu_type`` is the cluster's GPU type.
     """
     expansion = Expansion()
     for entry in entries:
@@ -341,7 +341,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the selected workloads and sizes; by default those for the GPU type, and ``tiny`` only on a CPU."""
+    """Yield the selected workloads and sizes; by default all for the GPU type, and ``tiny`` only on a CPU."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     workloads: list[tuple[str, str | None]] = models or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))

@@ -260,7 +260,7 @@ def _problem_of(script: LaunchScript, need: Need, path: Path) -> str | None:
 
 NEMO_RUN = "NeMo-Run"
 NEMO_RUN_JOB = re.compile(r"^- Job id: (\d{1,20})\s*$", re.M)
-"""https://github.com/NVIDIA-NeMo/Run nemo_run/run/experiment.py, Experiment.status"""
+"""Matches the job id that NeMo-Run prints (its repository's nemo_run/run/experiment.py, Experiment.status)."""
 
 
 def has_nemo_run(environment: Path) -> bool:
@@ -284,7 +284,7 @@ SUPERBLOCK_BYTES = 96
 
 
 def image_problem(path: Path) -> str | None:
-    """Describe why ``path`` is not a complete squashfs image, as after an interrupted import; return None if it is."""
+    """Describe why ``path`` is not a complete squashfs image, as after an interrupted import; None if it is one."""
     try:
         with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size

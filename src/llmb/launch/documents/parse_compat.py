@@ -25,7 +25,7 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """A log's figures in the window, or None; ``left out`` if it is not a run's log, or recording slowed the run."""
+    """A log's means in the window; None if the run failed. ``left out``: no run's log, or recording slowed the run."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]
@@ -38,7 +38,7 @@ class WindowSamples:
 
 
 def read_samples(path: Path, rule: str, *, sample: bool = False) -> WindowSamples:
-    """Read a log's figures in a window, as a failed run if it is unreadable; ``sample`` selects the divisor n - 1."""
+    """Read a log's means in a window; an unreadable log is a failed run. ``sample`` selects the divisor n - 1."""
     try:
         with open_file(path) as stream:
             log = read_log(stream, rule)
@@ -158,7 +158,7 @@ class CompatReport:
 def compat_report(
     directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: CompatForm = NEMO
 ) -> CompatReport:
-    """Make a report of the logs, except those that are left out; ``window`` has the form ``A-B``."""
+    """Make a report of ``samples``, except the kind ``left out``; ``window`` has the form ``A-B``."""
     first, _, last = window.partition("-")
     runs = sorted((run for run in samples if run.kind != "left out"), key=lambda run: run.path)
     return CompatReport(directory, int(first), int(last), full_names, form, tuple(runs))

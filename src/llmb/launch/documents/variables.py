@@ -305,7 +305,7 @@ def read_launch(
 ) -> RequestedLaunch:
     """Return the job that a launch of ``model``, a workload with or without its size, requests.
 
-    ``values`` are the command line's options with defaults; ``explicit``, those specified there, which override
+    ``values`` are all options, with defaults; ``explicit`` are those specified on the command line, which override
     variables. Raises UsageError if a variable is invalid or the size or scale is missing.
     """
     workload, own_size = split_model(catalogue, model)
@@ -352,7 +352,7 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with the variable for GPUs or nodes; None if it is the newest, or one was chosen."""
+    """Return the newest release with the variable for GPUs or nodes; None if it is the default, or one is chosen."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

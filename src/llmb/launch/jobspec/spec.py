@@ -33,7 +33,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class VariableLayer:
-    """Variables from one source; those in later layers replace those in earlier ones."""
+    """Variables from one source; later layers replace variables of earlier layers."""
 
     origin: str
     variables: Mapping[str, str]
@@ -108,7 +108,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Place processes on nodes, on one if ``gpus_per_node`` is None; raise UsageError if one of several is not full."""
+    """Place processes on nodes (on one if ``gpus_per_node`` is None); raise UsageError if several are not all full."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)
@@ -196,7 +196,7 @@ class JobSpec(Record):
     start: StartMode | Literal["once", "rounds"]
     """How the scheduler starts processes: ``torchrun`` with one task per node, ``task-per-gpu`` with one task per
     process, ``once`` as one process for the job. ``rounds`` runs the steps in ``rounds.txt``, each of which may fail;
-    ``work`` prints the nodes of a step for which the file lists none."""
+    if the file lists no nodes for a step, ``work`` prints them."""
     cpus: int | None = None
     """CPU cores per process; None for the scheduler's default, or one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)
@@ -237,7 +237,7 @@ class JobSpec(Record):
 
     @property
     def bind_arguments(self) -> tuple[str, str] | None:
-        """Arguments of ``llmb.launch.bind`` before the worker's command; None if the job does not need it."""
+        """Arguments of ``llmb.launch.bind`` before the worker's command; None if workers are not bound."""
         cpu, numa = str(self.binding.cpu), self.binding.numa
         if numa == "auto" and (cpu != "none" or not self.gpus or self.placement.processes_per_node == 1):
             numa = "none"

@@ -216,7 +216,7 @@ def checkout_of(script: LaunchScript, options: FrameworkOptions, site: Site) -> 
 
 
 def environment_of(script: LaunchScript, site: Site) -> Path | None:
-    """Return the script's virtual environment, from the settings, the shell or the install root, if it needs one."""
+    """Return the script's virtual environment, from settings, shell or install root; None if it needs none."""
     if script.queued_by == "scheduler":
         return None
     chosen = site.config.reference_suite.environments.get(script.workload)
@@ -407,7 +407,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Describe how the log's last step or consumed samples differ from the plan's, if they are known to."""
+    """Describe how the log's last step or consumed samples differ from the plan's; None if equal or unknown."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None

@@ -71,7 +71,7 @@ class ClusterConfig(WorkloadSettings):
     gpu_type: str | None = None
     """The GPU type to use if none is specified."""
     python: str | None = None
-    """The interpreter with llmb and torch on the nodes; None for the path of the one that runs llmb now."""
+    """The interpreter with llmb and torch on the nodes; None for the interpreter that runs llmb now."""
     fabric: str | None = None
     """The network between nodes, by its name in the catalogue."""
     modules: tuple[str, ...] = ()

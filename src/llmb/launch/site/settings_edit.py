@@ -26,7 +26,7 @@ from llmb.runs.folder import write_atomically, writing
 BACKUP_ENDING = ".reference"
 """Suffix of the copy of a migrated file."""
 REMOVED = object()
-"""Marks a removed value."""
+"""Stands for the value of a key to remove."""
 WIDTH = 10**6
 NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb docs schema cluster_config.yaml'.\n"
 

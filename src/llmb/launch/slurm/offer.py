@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 _NODE = re.compile(r"\bNodeName=(\S+)")
 ABSENT = "not found"
 SINFO = ("sinfo", "--noheader", "--format=%P|%D|%G|%N")
-"""Prints one line for each group of identical nodes in a partition."""
+"""The command that prints a line for each group of identical nodes in a partition."""
 SAMPLE = 5
 """Number of nodes per group that are queried for their architecture."""
 _ARCHITECTURE = re.compile(r"\bArch=(\S+)")

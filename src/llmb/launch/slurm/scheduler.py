@@ -366,7 +366,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         )
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return variables for ``srun``, with those of the first node, because ``salloc`` may run elsewhere."""
+        """Return variables for ``srun``, with the first node's name and cores, because ``salloc`` may run elsewhere."""
         node = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
         if cores := environ.get("SLURM_JOB_CPUS_PER_NODE"):
             node["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32
@@ -380,7 +380,7 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
 def accounted(job: JobHandle, accounts: Mapping[str, SlurmJob]) -> JobState:
     """Return accounting's report on a job that the controller no longer has.
 
-    Such jobs have ended, so accounting lags behind if it reports one as live.
+    The job has ended, so accounting lags behind if it reports the job as live.
     """
     answer = accounts.get(str(job.job_id))
     if answer is None or not is_same(job, answer):

@@ -78,7 +78,7 @@ def parse_additional(text: str) -> dict[str, str | None]:
 
 
 def on_top(*layers: Flags) -> dict[str, str | None]:
-    """Merge layers of flags; a flag replaces those of earlier layers that have the same name or exclude it."""
+    """Merge layers of flags; a flag replaces earlier flags that have its name or that it excludes."""
     flags: dict[str, str | None] = {}
     for layer in layers:
         for group in EXCLUDING:
@@ -186,7 +186,7 @@ class SlurmSettings(Record):
     cpu_partition: str | None = None
     """The partition for jobs without GPUs; None to use ``partition``."""
     partitions: dict[str, PartitionSettings] = Field(default_factory=dict)
-    """Settings by partition, if partitions have different GPUs or different flags that request them."""
+    """Settings by partition, if partitions have different GPUs, or request them by different flags."""
     gpus_per_node: int | None = Field(default=None, ge=1)
     """The number of GPUs per node; None for the number in the catalogue for the GPU type."""
     gpu_request: GpuRequest = "gpus-per-node"

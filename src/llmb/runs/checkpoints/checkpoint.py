@@ -183,7 +183,7 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
     """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can. The data
-    must be equal, because the checkpoint records its position as a number of samples.
+    must be equal, because the checkpoint records the position in the data as a number of samples.
     """
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None
@@ -192,7 +192,7 @@ def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) ->
 
 
 def read_checkpoint_record(path: Path) -> CheckpointRecord:
-    """Read the record only. Raise UsageError if it is missing or invalid, OSError if it cannot be read."""
+    """Read only a checkpoint's record; raise UsageError if it is missing or invalid, OSError if it is unreadable."""
     check_links(path)
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
@@ -277,7 +277,7 @@ class CheckpointTime(Verified):
 def checkpoint_time(
     kind: Literal["save", "load"], start_s: float, duration_s: float, step: int | None, ranks: Sequence[RankTransfer]
 ) -> CheckpointTime:
-    """Return the time of a transfer; totals have millisecond precision, like the log."""
+    """Return the record of a save or a load, with times rounded to milliseconds, as in the log."""
     return CheckpointTime(
         kind=kind, step=step, start_s=round(start_s, 3), duration_s=round(duration_s, 3), ranks=tuple(ranks)
     )

@@ -21,7 +21,7 @@ FILE_BYTES = 10**9
 Checksums = dict[str, str]
 """CRC-32 by file name, as in ``checkpoint.json``."""
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes done and the total."""
+"""Called with the bytes done and the total bytes."""
 OnNote = Callable[[str], None]
 
 
@@ -67,7 +67,7 @@ class ExportJob(Record):
 class AdapterExportJob(Record):
     """A request to export the adapters in ``checkpoint`` to peft's files in ``folder``, which exists and is empty.
 
-    ``model`` is the adapted model; ``base`` is its name or path, if known.
+    ``model`` is the adapted model, and ``base`` that model's name or path, if known.
     """
 
     kind: Literal["export adapters"] = "export adapters"

@@ -13,7 +13,7 @@ IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The weights that training began with; a resumed run has those of the run that saved its checkpoint."""
+    """The weights that training began with, before the first of all runs that a resumed run continues."""
 
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: the run resumes from a checkpoint that does not record the origin."""
@@ -21,7 +21,7 @@ class WeightsOrigin(Record):
     """Name of the model that the checkpoint was made from."""
     path: str | None = None
     identity: str | None = None
-    """Digest of the checkpoint's checksums; None if it has none."""
+    """Digest of the checkpoint's checksums; None without checksums."""
 
     @property
     def text(self) -> str:
@@ -74,7 +74,7 @@ def dataset_title(name: str, seq_len: int) -> str:
 
 
 def identity_of(crc32: Mapping[str, str] | None) -> str | None:
-    """Return a digest that is equal for equal checksums; None if there are none."""
+    """Return a digest that is equal for equal checksums; None without checksums."""
     if not crc32:
         return None
     listed = "".join(f"{name} {value}\n" for name, value in sorted(crc32.items()))

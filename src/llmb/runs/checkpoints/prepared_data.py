@@ -150,7 +150,7 @@ class PackedArrays:
 
 
 def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Describe each file that is missing, or that has another size than in ``sizes`` (bytes)."""
+    """Describe each file that is missing, or with a size other than in ``sizes`` (bytes)."""
     for name, size in sizes.items():
         actual = (folder / name).stat().st_size if (folder / name).is_file() else None
         if actual != size:

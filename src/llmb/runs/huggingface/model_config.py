@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a model's ``config.json``, and finds how another one differs. Pure."""
+"""Writes a model's ``config.json``, and finds how another ``config.json`` differs. Pure."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain

@@ -72,7 +72,7 @@ def read_user_model(path: Path) -> UserModel:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the file; raise ValueError for a key that it has twice, of which one value would be lost."""
+    """Return a JSON object as a dictionary; raise ValueError if it has a key twice, as one value would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
         name = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
@@ -221,7 +221,7 @@ def _invalid(error: ValidationError, keys: Mapping[str, str], values: Config, fo
 
 
 def _differences(model: Model, values: Config, form: WeightsFormat) -> Iterator[str]:
-    """Yield settings with other values than in the configuration that would be written for the model."""
+    """Yield settings with values other than those that llmb would write for the model."""
     read = {*ROTARY, *form.sums, "layer_types" if form.every_window else ""}
     for name, shown, expected in setting_differences(model, values, form):
         if name not in read and shown != "None":

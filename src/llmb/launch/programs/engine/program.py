@@ -106,7 +106,7 @@ def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
 
 
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """Plan a run as ``plan_training`` does, choose an unspecified sharding by memory, and predict the step time.
+    """Plan a run as ``plan_training`` does, choose the sharding by memory if unspecified, and predict the step time.
 
     Raises UsageError for GPUs on which the engine was never tested.
     """
@@ -175,7 +175,7 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
-    """Return the variables to set for ``device``, except those that ``variables`` contains under another name."""
+    """Return the variables to set for ``device``, except those with another name in ``variables``."""
     return {
         item.name: item.value
         for item in SHIPPED

@@ -51,7 +51,7 @@ class BridgeVariables(Record):
 
 
 class BridgeVersion(Record):
-    """A supported version of the framework, and its differences from the first one."""
+    """A supported version of the framework, and its differences from the first version."""
 
     version: str
     """The major and minor version."""
@@ -115,9 +115,9 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 
 
 def nemo_of(recipe: Recipe, image: str | None) -> str | None:
-    """Return the NeMo release of an image according to its name; None selects the default image.
+    """Return the NeMo release of an image according to its name; of the default image if ``image`` is None.
 
-    If the name contains no release, assume the default image's for a model with experts, and return None for others.
+    If the name contains no release, assume the default one for a model with experts, and return None for others.
     """
     data, release = bridge_data(), (recipe.release or "").removeprefix(PREFIX)
     if match := _NEMO.search(image or ""):
@@ -231,7 +231,7 @@ def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) 
 def check_image(image: str | None, recipe: Recipe) -> None:
     """Raise UsageError if an image's name shows an unsupported version; the job checks the version in any case.
 
-    None selects the default image.
+    If ``image`` is None, the default image is checked.
     """
     data, entry = bridge_data(), bridge_recipe(recipe)
     version = version_of(nemo_of(recipe, image))

@@ -99,7 +99,7 @@ def _experts(moe: MixtureOfExperts, **others: Any) -> dict[str, Any]:  # noqa: A
 
 
 def _yarn(yarn: Yarn | None, fast: str, slow: str) -> dict[str, Any]:
-    """Return the arguments of YaRN, under the names ``fast`` and ``slow``; a factor of 1 turns it off."""
+    """Return the arguments of YaRN; ``fast`` and ``slow`` are the names of its betas. A factor of 1 turns it off."""
     if yarn is None:
         return {"rope_factor": 1.0}
     sizes = {"rope_factor": yarn.factor, "original_seq_len": yarn.original_max_position}
@@ -202,7 +202,7 @@ def model_problems(model: Model) -> Iterator[str]:
 
 
 def _routes(moe: MixtureOfExperts, family: Family, *, shares: bool) -> bool:
-    """Return whether ``family`` supports ``moe``; with ``shares``, a shared expert may have the size of several."""
+    """Return whether ``family`` supports ``moe``; with ``shares``, a shared expert may be as large as several."""
     shared = moe.shared_ffn_hidden_size
     fits = shared is None or (shares and shared % moe.ffn_hidden_size == 0)
     return moe.router in family.routers and moe.interleave == 1 and fits
