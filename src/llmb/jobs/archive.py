@@ -325,7 +325,7 @@ MOST_FILES = 200_000
 MOST_BYTES = 1 << 36
 """Maximum total size of the files: 64 GiB."""
 MOST_RATIO = 1000
-"""Maximum bytes of the files per byte of the archive: steps and logs have about ten, a zip bomb far more."""
+"""Maximum bytes of the files per byte of the archive: about ten for steps and logs, far more for a zip bomb."""
 ALWAYS_BYTES = 1 << 26
 """The number of bytes to which even the smallest archive may expand."""
 MOST_WINDOW_BYTES = 1 << 27

@@ -64,7 +64,7 @@ def find_run(store: Store, text: str) -> Job:
 
 
 def find_runs_by_name(store: Store, text: str) -> list[Job]:
-    """Return the run with an id, or all runs with a label or in a campaign.
+    """Return the run with the id ``text``, or all runs with this label or in this campaign.
 
     Raises UsageError if ``text`` matches none of these, or more than one.
     """

@@ -59,7 +59,7 @@ _RUN_ID = re.compile(rb'"run_id": ?"([0-9a-f]*)"')
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
 Say = Callable[[str], None]
 _Alike = tuple[str, frozenset[str]]
-"""Key of the identity, and nodes; equal for repeats."""
+"""Key of the identity, and nodes; equal for repeats on the same nodes."""
 
 
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:

@@ -2,7 +2,7 @@
 """The history of jobs in SQLite.
 
 Any number of processes may use it concurrently. Every change is one transaction, which is on disk when the call
-returns. The result of a query never replaces that of a later query.
+returns. The result of a query never replaces the result of a later query.
 """
 
 import errno

@@ -54,7 +54,7 @@ class Question:
         return None
 
     def check(self, value: str) -> str | None:
-        """Describe any problem with a value, except that it is not one of the choices; return None if there is none."""
+        """Describe any problem with a value, except that it is not a valid choice; return None if it has no problem."""
         return None
 
     def problem(self, value: str) -> str | None:
@@ -423,7 +423,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         """Build the job's options from option values or else from variables in ``environ``; ``python`` is the default
-        interpreter. Raises UsageError with all problems if one is invalid."""
+        interpreter. Raises UsageError with all problems if an option is invalid."""
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:

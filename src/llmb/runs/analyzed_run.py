@@ -22,9 +22,9 @@ from llmb.runs.record import RunRecord
 from llmb.runs.result import Faults
 
 LOGGED = "logged"
-"""Key of FLOP rates from logs, among those by convention; the framework decides which FLOPs count."""
+"""The key, among FLOP conventions, of rates that a log reports; the framework decides which FLOPs count."""
 ASSUMED = "layout.assumed"
-"""Key of a configuration whose layout is taken from the recipe, because the log does not report one."""
+"""The configuration key that marks a layout taken from the recipe, because the log does not report one."""
 BATCH: tuple[str, ...] = ("mbs", "gbs")
 _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 
@@ -57,7 +57,7 @@ class AnalyzedRun:
     figures: Literal["exact", "rounded"] | None = None
     """The precision of step times: full, from ``metrics.jsonl``, or rounded as the log prints them."""
     mfu_pct: Mapping[str, float | None] = field(default_factory=dict)
-    """MFU by convention."""
+    """MFU in percent by FLOP convention."""
     tokens_per_s_per_gpu: float | None = None
     days_per_1t_tokens: float | None = None
     anomalies: Anomalies | None = None
@@ -183,7 +183,7 @@ class AnalyzedRun:
 
 
 def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
-    """Return the fields that a log provides; a success has no reason here, because the log's only lists steps."""
+    """Return the fields that a log provides, except the reason of a success, which only lists steps."""
     outcome = log.outcome
     return {
         "log": log,

@@ -394,7 +394,7 @@ class Choices(Record):
 
     @property
     def saves(self) -> bool:
-        """True if the run saves checkpoints; an interval includes one at the end."""
+        """True if the run saves checkpoints; an interval implies a checkpoint at the end."""
         return self.save_checkpoint or self.checkpoint_interval is not None
 
     def problems(

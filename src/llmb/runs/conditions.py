@@ -112,7 +112,7 @@ def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
 
 
 def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
-    """Return the differences, sorted by key."""
+    """Return the keys with different values, sorted, with both values."""
     keys = sorted(before.keys() | after.keys())
     pairs = ((key, before.get(key), after.get(key)) for key in keys)
     return tuple(Difference(key=key, before=one, after=other) for key, one, other in pairs if one != other)
@@ -211,7 +211,7 @@ def _hardware(environment: Environment | None) -> dict[str, Any]:
 
 
 def _common(values: Sequence[Value]) -> Value | tuple[Value, ...]:
-    """Return the common value, or else all different values, sorted; None if none is known."""
+    """Return the common value, or else all different values, sorted; None if all are unknown."""
     different = sorted({value for value in values if value is not None}, key=str)
     return different[0] if len(different) == 1 else tuple(different) or None
 
@@ -331,7 +331,7 @@ class ConditionRule(Record):
     why: str
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
-        """Return the effect on a comparison of ``kind``; None if it is ignored. ``both``: neither value is None."""
+        """Return the effect on a comparison of ``kind``; None if ignored. ``both``: True if neither value is None."""
         stated: ReferenceKind = "expectation" if kind == "prediction" else kind
         effect = self.unknown if not both else self.differs
         effect = effect[stated] if isinstance(effect, dict) else effect
@@ -400,7 +400,7 @@ def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
 
 
 def together(sides: Iterable[Values]) -> dict[str, str]:
-    """Combine the strings of several runs by key: distinct strings are joined, other work is shown as ranges."""
+    """Combine the strings of several runs by key: distinct strings are joined, other work's numbers become ranges."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
     texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}

@@ -86,7 +86,7 @@ class Environment(Record):
     device_memory_gib: float | None
     cpu_threads_per_rank: int
     nodes: tuple[str, ...]
-    """Ordered by their first ranks."""
+    """The nodes, ordered by their first ranks."""
     ranks_per_node: dict[str, int]
     variables: dict[str, str]
     """Variables that may affect speed, except those that may hold a secret."""
@@ -119,7 +119,7 @@ class Environment(Record):
     untried: str | None = None
     """A note that this version of torch was never tested; None if it was."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
-    """Active ports of all nodes; empty if no process sees one; None if the run has no GPUs."""
+    """Active ports of all nodes; empty if no process sees any; None if the run has no GPUs."""
     packages: dict[str, str] | None = None
     """Versions of another program's packages, by name."""
 

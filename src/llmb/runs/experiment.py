@@ -145,8 +145,8 @@ def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> Run
 
 def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object] = lambda _run: None) -> RunFolder:
     """Create a new, empty folder ``<name>_<seconds>/<name>`` in ``parent``. If the name is in use, or ``claim`` raises
-    FileExistsError, ``-2`` follows the seconds, then ``-3``, and so on. Raise UsageError if the path has another user's
-    link, EnvironmentProblem if the folder cannot be written.
+    FileExistsError, ``-2`` follows the seconds, then ``-3``, and so on. Raise UsageError if the path contains another
+    user's link, EnvironmentProblem if the folder cannot be written.
     """
     check_links(parent)
 

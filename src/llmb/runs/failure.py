@@ -15,7 +15,7 @@ from llmb.catalogue.records import Record
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
-"""Factor on the limit in each phase: loading, compiling before the first step, and writing to disk are slow."""
+"""Multiples of the stall limit by phase: loading, compiling before the first step, and writing to disk are slow."""
 STALL = "llmb: stall: "
 """Prefix of the log line that describes the ranks that block a hung run."""
 ENDING_S = 6.0
@@ -228,7 +228,7 @@ _ENDED_LINE = re.compile(
 # Lines of srun about a failed task: a rank, or the launcher of a node's ranks.
 _TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _EXPECTED = ("Exited", "Terminated")
-"""Ends that the log describes better elsewhere, or that srun caused itself."""
+"""Ends of tasks that the log describes better elsewhere, or that srun caused itself."""
 # After a rank that ended with no output, there are tracebacks of the others.
 _TRACEBACK = re.compile(r"^Traceback \(most recent", re.MULTILINE)
 

@@ -76,7 +76,7 @@ class RunFolder:
     record = Inside("run.json")
     steps = Inside("metrics.jsonl")
     rank_times = Inside("rank_times.jsonl")
-    """Each rank's forward time of a layer in each step; for the engine with several ranks."""
+    """Parts of each rank's time in each step; for the engine with several ranks."""
     expert_load = Inside("expert_load.json")
     """Each expert's fraction of the tokens routed in its layer, over all steps; for a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)

@@ -89,7 +89,7 @@ class PredictedStep(Record):
 
 
 class Plan(Record):
-    """The part of a run's plan that every program needs; each program adds its own."""
+    """The part of a run's plan that every program needs; ``EnginePlan`` has more."""
 
     recipe: Recipe
     device: Device
@@ -116,9 +116,9 @@ class Plan(Record):
     profile: Profile | None = None
     nccl_trace: bool = False
     predicted: PredictedStep | None = None
-    """None for unsupported predictions, such as on a CPU."""
+    """None if predictions are unsupported, such as on a CPU."""
     documented_software: str | None = None
-    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``; None if changed."""
+    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``; None if the run changes it."""
     declared_origin: Origin | None = None
     """Origin that the other fields do not determine: of another program, or of inputs that are not prepared yet."""
 
@@ -143,7 +143,7 @@ class Plan(Record):
         return self.first_step + self.steps - 1
 
     def samples_before(self, step: int) -> int:
-        """Return the number of samples consumed before ``step``, including those of the runs that this one resumes."""
+        """Return the number of samples consumed before ``step``, also by the runs that this run continues."""
         consumed = self.start.consumed_samples if self.start else 0
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
 

@@ -25,7 +25,7 @@ class AccountJob(Record):
 class CollectiveCount(Record):
     """Collectives of one kind in one group: their number in a step, and the total bytes of their messages.
 
-    The size of a message is that of all data gathered, reduced, exchanged or sent, on one rank.
+    A message counts with all data that one rank gathers, reduces, exchanges or sends.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class RankMemory(Record):
 
 class RankAccount(RankMemory):
     """The requirements of one rank in one step. ``flops_by_kind`` has the FLOPs of products, by precision (bf16, fp8,
-    fp32), and those of attention; they sum to ``flops``.
+    fp32), and the FLOPs of attention; they sum to ``flops``.
     """
 
     flops: int
@@ -67,7 +67,7 @@ MARGINS = (
     Margin(1.5, "NCCL: some ten communicators with channels of 4 MiB buffers (NCCL_BUFFSIZE's default)"),
     Margin(1.0, "the allocator: requests are rounded to 512 bytes, expandable segments to 2 MiB pages"),
 )
-"""All but the first are estimates, unconfirmed on a GPU."""
+"""Margins; all except the first are estimates, unconfirmed on a GPU."""
 MARGIN_GIB = sum(margin.gib for margin in MARGINS)
 OUTSIDE_GIB = MARGINS[1].gib + MARGINS[2].gib
 """The part of the margin that a GPU reports as used, but PyTorch's allocator does not."""
@@ -78,7 +78,7 @@ class MemoryUse(Record):
     """The memory of some ranks of a run, and whether it fits on a GPU. Sizes in GiB.
 
     The engine counts ``exact`` values; an ``estimate`` is computed by formulas. ``capacity_gib`` is a GPU's nominal
-    memory; if it is unknown, it and ``fits`` are None. ``assumptions`` are differences between real and counted run.
+    memory; if it is unknown, it and ``fits`` are None. ``assumptions`` list how the count differs from a run.
     """
 
     method: Literal["exact", "estimate"] = "exact"
@@ -113,7 +113,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 
 
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
-    """Return ``rank`` if it is set, one rank of every stage if ``all_stages``, or else those that may be the fullest.
+    """Return ``rank`` if it is set, one rank of every stage if ``all_stages``, or else the ranks that may be fullest.
 
     Raise UsageError if both are requested, or if the layout has no such rank.
     """

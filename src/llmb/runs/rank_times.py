@@ -123,7 +123,7 @@ class RankExcess(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """The rank that all others wait for. lines: the steps, or groups of steps, in which it is the slowest."""
+    """The rank that all others wait for. lines: in how many steps, or groups of steps, it is the slowest."""
 
     rank: int
     lines: int
@@ -135,13 +135,13 @@ COMPUTE, WAIT = (RankExcess._fields.index(name) for name in ("compute_s", "wait_
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Times of ranks beyond those of the median rank, at least 0."""
+    """The times by which ranks exceed the median rank, at least 0."""
 
     lines: Sequence[RankTimes]
     parts_s: NDArray[np.float64]
     """Seconds per step, [lines, 4, ranks]."""
     forward_s: float
-    """The forward passes of the median rank in a step."""
+    """Seconds of the median rank's forward passes in a step."""
     rivals: int
     """The number of ranks that are compared with each other."""
 
@@ -160,8 +160,8 @@ class Excess:
         return RankExcess(*np.median(self.parts_s[:, :, rank], axis=0).tolist())
 
     def straggler(self, same_rank: float, slower: float) -> Straggler | None:
-        """Return the rank that is the slowest in the fraction ``same_rank`` of the lines, and by the fraction
-        ``slower`` of the median rank's forward passes; None if there is none.
+        """Return the rank that is the slowest in at least the fraction ``same_rank`` of the lines, and by at least the
+        fraction ``slower`` of the median rank's forward passes; None if no rank is.
 
         Waits count only if no rank is slow without them, and at least three are compared: of two, either may be late.
         """
@@ -179,9 +179,9 @@ SMALLEST_S = 1e-6
 
 
 def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None) -> Excess | Missing:
-    """Return the times of ranks in ``steps``, by default all, beyond those of the median rank of their pipeline stage.
+    """Return the times by which ranks exceed the median rank of their pipeline stage in ``steps``, by default in all.
 
-    Missing if they were not recorded, cannot be read, or cannot be compared.
+    Return Missing if times were not recorded, or cannot be read or compared.
     """
     try:
         lines = read_rank_times(path)
@@ -193,7 +193,7 @@ def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None)
 
 
 def rank_excess(lines: Sequence[RankTimes], layout: Layout, *, same_layers: bool) -> Excess | Missing:
-    """Return the times of ranks beyond those of the median rank of their stage; Missing if they cannot be compared.
+    """Return the times by which ranks exceed the median rank of their stage; Missing if ranks cannot be compared.
 
     same_layers: True if the layers of all stages take the same time, and are compared across stages.
     """

@@ -167,7 +167,7 @@ class RunRecord(ReasonedRecord):
     ended_at: Time | None = None
     command: tuple[str, ...]
     job: BegunJob | None = None
-    """None for a run without a scheduler, and while it is queued."""
+    """The job in which the run last started; None while the run is queued."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables that llmb set for the workers."""
     retries: int = 0
@@ -200,7 +200,7 @@ class RunRecord(ReasonedRecord):
 
     @property
     def window(self) -> Window:
-        """The window of the statistics; the planned one unless the result has another."""
+        """The window of the statistics: the planned window unless the result has another."""
         return (self.result and self.result.window) or self.plan.window
 
 

@@ -52,7 +52,7 @@ class TextReader:
         self.split_model = split_model
         self.header: tuple[str, str | None] | None = None
         self.header_failed = False
-        """Tuples below an invalid header are skipped, so that the problem is reported once."""
+        """True below an invalid header, where tuples are skipped, so that the problem is reported once."""
         self.entries: list[Entry] = []
         self.problems: list[str] = []
 

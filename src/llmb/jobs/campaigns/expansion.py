@@ -84,7 +84,7 @@ class Selection:
 
     @property
     def names_one(self) -> bool:
-        """Return True if a workload is named and no field selects several recipes; dtype and scale default then."""
+        """Return True if a workload is named and no field selects several recipes; it then has a default scale."""
         limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)

@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plan a campaign, or continue the one from ``find_campaign``; raise UsageError if a named job cannot run."""
+    """Plan a campaign, or continue the result of ``find_campaign``; raise UsageError if a named job cannot run."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)

@@ -228,7 +228,7 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
 
 
 def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
-    """Return this user's accounts and the default one; None for both if accounting is missing or does not respond."""
+    """Return this user's accounts and default account; None for both if accounting is missing or does not respond."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
         query = ["sacctmgr", "--noheader", "--parsable2", "show"]

@@ -44,7 +44,7 @@ SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a folder in messages; ``checkpoints`` are nearby ones of llmb that the user may have meant."""
+    """The description of a folder in messages; ``checkpoints`` are llmb's checkpoints nearby, which may be meant."""
 
     what: str
     checkpoints: tuple[str, ...] = ()

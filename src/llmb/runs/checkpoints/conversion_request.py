@@ -13,7 +13,7 @@ from llmb.runs.checkpoints.checkpoint import WEIGHTS, SourceFormat, StoredDtype
 from llmb.runs.huggingface.model_config import ExportDtype
 
 ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}
-"""Errors that are passed from one process to the other."""
+"""Errors that the program passes to the process that started it."""
 
 FILE_BYTES = 10**9
 """Size limit of a file of an imported checkpoint: a killed import loses at most one file."""
@@ -112,7 +112,7 @@ Job = Annotated[AnyJob, Field(discriminator="kind")]
 
 
 class ErrorRecord(Record):
-    """An LlmbError passed from one process to the other."""
+    """An LlmbError that the program passes to the process that started it."""
 
     kind: str
     what: str

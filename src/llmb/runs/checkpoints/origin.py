@@ -13,7 +13,7 @@ IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The weights that training began with, before the first of all runs that a resumed run continues."""
+    """The weights that training began with; for a resumed run, in the first of the runs that it continues."""
 
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: the run resumes from a checkpoint that does not record the origin."""

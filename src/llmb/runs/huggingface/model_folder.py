@@ -124,7 +124,7 @@ def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_block: Callable[[int], None]) -> list[str]:
-    """Return the names of files with a checksum other than the hub's; call ``on_block`` with the bytes of each block.
+    """Return the names of files with a checksum other than the hub's; call ``on_block`` with the size of each block.
 
     Raise OSError if a file cannot be read.
     """

@@ -45,7 +45,7 @@ SCALINGS = {
         {"mscale", "mscale_all_dim", "attention_factor", "truncate"},
     ),
 }
-"""Settings by type of rotary scaling: those that set fields, and those that are ignored."""
+"""Settings by type of rotary scaling: settings that set fields, and ignored settings."""
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
@@ -192,7 +192,7 @@ def _described(rope: object) -> object:
 
 
 def _windows(values: dict[str, Any], form: WeightsFormat, fields: dict[str, Any]) -> Iterator[str]:
-    """Set the window of attention, and yield a list of layers with another pattern; remove both from ``values``."""
+    """Set the window of attention, and yield an unsupported window or list of layers; remove both from ``values``."""
     if form.every_window is None:
         return
     tokens, kinds = values.pop("sliding_window", None), values.pop("layer_types", None)

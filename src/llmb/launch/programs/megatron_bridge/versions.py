@@ -61,7 +61,7 @@ class BridgeVersion(Record):
     """The NeMo release whose images contain this version, in all patch versions."""
     script: str | None = None
     tasks: dict[str, str] = Field(default_factory=dict)
-    """This version's names of tasks, by the first version's."""
+    """This version's names of tasks, by their names in the first version."""
     sets_variables: bool = False
     """True if the script sets the variables of its recipes itself unless they are already set."""
     keeps: tuple[str, ...] = ()
