@@ -61,7 +61,7 @@ class ArchivedFile(Record):
 
 
 class ArchivedRun(Record):
-    """A run and its former job, if it had one. ``folder`` is relative to the install root."""
+    """A run and its former job, if any. ``folder`` is relative to the install root."""
 
     run_id: str
     folder: str

@@ -66,7 +66,7 @@ def find_run(store: Store, text: str) -> Job:
 def find_runs_by_name(store: Store, text: str) -> list[Job]:
     """Return the run with the id ``text``, or all runs with this label or in this campaign.
 
-    Raises UsageError if ``text`` matches none of these, or more than one.
+    Raises UsageError if ``text`` matches none of these, or several.
     """
     kind, colon, name = text.partition(":")
     spelled = kind if colon and kind in GROUPS else None
@@ -143,13 +143,13 @@ Recipe = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """Statistics of the jobs of runs that used one node."""
+    """Statistics of the jobs that trained on a node."""
 
     node: str
     runs: int
     """The number of jobs that used the node."""
     failures: int
-    """The number of those jobs that failed."""
+    """The number of jobs on the node that failed."""
     blamed: int
     """Number of jobs in which the node was at fault."""
     slowdown: float | None

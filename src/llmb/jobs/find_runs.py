@@ -63,7 +63,7 @@ _Alike = tuple[str, frozenset[str]]
 
 
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """Find the selected runs that measure the speed of steps, in order of start; list the others with reasons.
+    """Find the selected runs that measure the speed of steps, in order of start; list other runs with reasons.
 
     ``say`` receives messages for the user. Raises UsageError if the selector matches nothing or is ambiguous.
     """
@@ -97,7 +97,7 @@ def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
 
 
 def _latest(install: Path, say: Say) -> RecordedRun:
-    """Return the newest successful run of this root; report newer ones, and ignore imported ones.
+    """Return the newest successful run of this root; report newer runs, and ignore imported runs.
 
     No older record is read.
     """
@@ -175,7 +175,7 @@ def _alike(record: RunRecord) -> _Alike:
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> RunSet:
-    """Find the selected runs that have ended, with any result and without duplicates; list the others with reasons."""
+    """Find the selected runs that have ended, with any result and without duplicates; list other runs with reasons."""
     return find_all_runs((selector,), install, say)
 
 
@@ -385,7 +385,7 @@ def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> RunSet:
 
 
 def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
-    """Conclude runs that ended without a result, and return all runs, read again if one was concluded."""
+    """Conclude runs that ended without a result, and return all runs, read again if any was concluded."""
     without = [run.folder for run in runs if run.record.status in ("queued", "running", "failed")]
     return [read_folder(run.folder) for run in runs] if conclude_ended(without, say) else runs
 

@@ -28,12 +28,12 @@ _PARTS = ("", "-wal", "-shm", "-journal")
 
 
 def run_folders_below(install: Path) -> set[Path]:
-    """Return the folders of all runs made, submitted or imported below ``install``, except hidden ones."""
+    """Return the folders of all runs made, submitted or imported below ``install``, except hidden folders."""
     return {path.parent for path in _shown(install, f"{RUNS}/{RUN_RECORD}")}
 
 
 def _shown(install: Path, pattern: str) -> list[Path]:
-    """List the paths that match ``pattern``, sorted, except hidden ones that the pattern does not name."""
+    """List the paths that match ``pattern``, sorted, except hidden paths that the pattern does not name."""
     parts = {*pattern.split("/")}
     paths = sorted(install.glob(pattern))
     return [path for path in paths if not any(part[0] == "." for part in {*path.relative_to(install).parts} - parts)]

@@ -43,9 +43,9 @@ class Job:
     campaign: str | None = None
     submitted_s: float
     state: str = SUBMITTING
-    """The scheduler's state of the job, or one of llmb's own."""
+    """The scheduler's state of the job, or a state of llmb's own."""
     status: Status = "queued"
-    """The status of the run, which may be a success in a job that was killed, or invalid in one that completed."""
+    """The status of the run, which may be a success in a job that was killed, or invalid in a completed job."""
     reason: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -59,7 +59,7 @@ class Job:
     retries: int = 0
     """The number of times that the job may be restarted or resubmitted after infrastructure failures."""
     retry_of: str | None = None
-    """The key of the job that this one retries."""
+    """The key of the job that this job retries."""
     fault: str | None = None
     """The cause of the job's failure, if known: a name from faults.yaml, or a phase such as ``node_fail``."""
     bad_nodes: str | None = None

@@ -48,7 +48,7 @@ def read_faults(path: Path = TABLE) -> FaultTable:
 
 @cache
 def faults_of(scheduler: Scheduler) -> FaultTable:
-    """Return the patterns that apply to every log, and those for the scheduler's own messages."""
+    """Return the patterns that apply to every log, and patterns for the scheduler's own messages."""
     return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
 
 

@@ -147,7 +147,7 @@ class Store:
             )
 
     def withdraw(self, keys: Iterable[str]) -> None:
-        """Remove the rejected jobs with these keys, except those with an id."""
+        """Remove the rejected jobs with these keys, except jobs with an id."""
         with self._transaction():
             self.db.executemany("DELETE FROM jobs WHERE key = ? AND job_id IS NULL", [(key,) for key in keys])
 

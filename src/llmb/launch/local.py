@@ -46,7 +46,7 @@ def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None 
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add to ``environ``, except those that the user has set there."""
+    """Return the variables to add to ``environ``, except variables that the user has set there."""
     threads = max(1, cores // spec.placement.processes_per_node)
     shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
     if rank := started_rank(environ):

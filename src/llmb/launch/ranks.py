@@ -26,7 +26,7 @@ GRACE_S = 10.0
 TOGETHER_S = 0.5
 """Seconds after the first failure in which other ranks may end on their own."""
 MOST_FILES = 65_536
-"""The soft limit of open files to set, if the hard limit allows; a higher one slows programs that close every file."""
+"""The soft limit of open files to set, if the hard limit allows; a higher limit slows programs that close all files."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 FAILED = 1
 Process = subprocess.Popen[bytes]
@@ -70,7 +70,7 @@ def allow_open_files() -> None:
 
 
 def run(nodes: int, per_node: int, command: Sequence[str], store: str) -> int:
-    """Run the ranks of this node; return 0 if all succeeded, 1 if one failed, or 128 + a received signal's number."""
+    """Run the ranks of this node; return 0 if all succeeded, 1 if any failed, or 128 + a received signal's number."""
     arrivals = _arrivals()
     ranks = {}
     for local_rank in range(per_node):
@@ -96,7 +96,7 @@ def _arrivals() -> int:
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
     """Wait until all ranks have ended, shortly after one has failed, or for a signal; return the exit code.
 
-    All ranks that fail in that time are reported, because the first one noticed may not have failed first.
+    All ranks that fail in that time are reported, because the first that is noticed may not have failed first.
     """
     running, code, end = list(ranks), 0, None
     while running and (end is None or time.monotonic() < end):

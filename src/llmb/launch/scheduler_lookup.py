@@ -25,7 +25,7 @@ SCHEDULERS = {
     LOCAL: ("llmb.launch.local", "LocalScheduler"),
 }
 UNNAMED = next(iter(SCHEDULERS))
-"""The scheduler of a cluster if its settings do not name one."""
+"""The scheduler of a cluster if its settings name none."""
 USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
 """Keys of cluster_config.yaml for which users may have defaults of their own."""
 
@@ -45,12 +45,12 @@ def all_schedulers() -> Iterator[Scheduler]:
 
 
 def scheduler_of(site: Site) -> Scheduler:
-    """Return the scheduler that the site's settings name, or the default one."""
+    """Return the scheduler that the site's settings name, or the default scheduler."""
     return find_scheduler(site.config.scheduler or UNNAMED)
 
 
 def scheduler_options() -> Mapping[str, Option]:
-    """Return the options of all schedulers by name, because it is not yet known which one is used."""
+    """Return the options of all schedulers by name, because the scheduler is not yet known."""
     return options_of(*(item.choices for item in all_schedulers()))
 
 

@@ -100,7 +100,7 @@ class SchedulerQuestion(Question):
     """A question that only one scheduler needs, with the scheduler's offer."""
 
     after: ClassVar[str] = "scheduler"
-    """Name of the general question after which this one is asked."""
+    """Name of the general question after which this question is asked."""
 
     def __init__(self, answers: Any, offer: Offer) -> None:  # noqa: ANN401 (with the fields that it declares)
         self.answers = answers
@@ -227,7 +227,7 @@ class SchedulerSetup(Record):
 
     version: str | None = None
     traits: dict[Trait, Plugin] = Field(default_factory=dict)
-    """Settings by trait, except those that could not be read."""
+    """Settings by trait, except settings that could not be read."""
     node: NodeState | None = None
     """The state of this machine; None if it is not a node of the scheduler."""
 
@@ -302,7 +302,7 @@ class Queue(ABC):
 
     @abstractmethod
     def cancel(self, jobs: Sequence[JobHandle]) -> None:
-        """Cancel jobs, ignoring those that have ended; raise UsageError if a job cannot be cancelled."""
+        """Cancel jobs, ignoring ended jobs; raise UsageError if a job cannot be cancelled."""
 
     @abstractmethod
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
@@ -419,7 +419,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
 
     name: str
     choices: type[Record] = Record
-    """Declares the options of its jobs, one per field."""
+    """Declares the options of the scheduler's jobs, one option per field."""
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         """Build the job's options from option values or else from variables in ``environ``; ``python`` is the default

@@ -50,7 +50,7 @@ class AnalyzedRun:
     reason: str | None = None
     window: Window | None = None
     step_times_s: Sequence[float] = ()
-    """Step times of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
+    """Step times of the window's steps, in order, without profiled steps; empty unless the run has statistics."""
     first_times_s: Sequence[float] = ()
     """The run's first step times in full precision, in the window or not; empty if only the log has step times."""
     step_time_s: Statistics | None = None

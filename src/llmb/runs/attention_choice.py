@@ -40,7 +40,7 @@ BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
     "cuda": ("varlen", "flash", "flash3", "flash4", "cudnn", "efficient", "math"),
 }
 """The backends of each device. ``varlen`` is flash attention of documents of variable length, for packed sequences
-only; the others mask pairs of tokens of different documents. ``flash3`` and ``flash4`` need separate packages.
+only; other backends mask pairs of tokens of different documents. ``flash3`` and ``flash4`` need separate packages.
 ``math`` is the last resort: it keeps the scores of all pairs of tokens."""
 NOT_DETERMINISTIC = ("cudnn",)
 """Backends that torch refuses to use with deterministic algorithms. Flash attention and ``efficient`` then sum the

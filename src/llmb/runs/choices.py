@@ -75,7 +75,7 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """Return the options with ``dp_sharding`` set: by default that of the published run if it is known and no shard
+        """Return the options with ``dp_sharding`` set: by default as in the published run if it is known and no shard
         size is set, otherwise ``full``; ``optimizer`` if no ranks hold the same parameters.
         """
         shared = recipe.shares_parameters
@@ -111,7 +111,7 @@ def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Ite
 
 
 def valid_shard_sizes(layout: Layout) -> list[int]:
-    """Return divisors of DP x CP; with expert parallelism, those for which the number of replicas divides EDP too."""
+    """Return the divisors of DP x CP for which the number of replicas also divides EDP."""
     replicas = layout.dp * layout.cp
     divisors = [size for size in range(1, replicas + 1) if replicas % size == 0]
     return [size for size in divisors if layout.edp % (replicas // size) == 0]
@@ -165,7 +165,7 @@ def logits_text(recipe: Recipe, *, kept: bool) -> str:
 
 
 class Choices(Record):
-    """The choices of a run; None means the recipe's value, or that of the checkpoint that a run resumes from."""
+    """The choices of a run; None means the recipe's value, or the value of the checkpoint that a run resumes from."""
 
     steps: Annotated[
         int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
@@ -372,7 +372,7 @@ class Choices(Record):
         return device == "cuda" if self.compiled is None else self.compiled
 
     def keeps_logits_of(self, recipe: Recipe) -> bool:
-        """Return whether to keep logits; the default is that of ``keeps_logits``."""
+        """Return whether to keep logits; by default as in ``keeps_logits``."""
         return self.keep_logits if self.keep_logits is not None else keeps_logits(recipe)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:

@@ -72,7 +72,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
 
 
 def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
-    """Return the mean statistics of the sequences of ``steps``; None if there are no steps, or if one lacks them."""
+    """Return the mean statistics of the sequences of ``steps``; None if there are no steps, or if a step lacks them."""
     squares = [step.sum_of_squares for step in steps if step.sum_of_squares is not None]
     if not steps or len(squares) < len(steps):
         return None
@@ -254,7 +254,7 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
 
 
 def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | None = None) -> Statistics | Missing:
-    """Return the statistics of a successful run's steps ``inside`` the window, without profiled ones. Return Missing if
+    """Return statistics of a successful run's steps ``inside`` the window, without profiled steps. Return Missing if
     steps are missing, if too many are profiled, or if they cannot be combined, for the reason ``no_window``.
     """
     size = plan.window.size
@@ -381,7 +381,7 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
-    """Describe the first error in the order of ``numbers``: the numbers of all steps, with one more on either side."""
+    """Describe the first error in ``numbers``: the numbers of all steps, with another number on either side."""
     for before, number in pairwise(numbers):
         if number != before + 1:
             repeated = "was written twice" if number == before else f"is written after step {before}"

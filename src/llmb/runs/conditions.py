@@ -124,7 +124,7 @@ def identity_of(record: RunRecord) -> RunIdentity:
 
 
 def identity_of_plan(plan: Plan, program: str, arguments: Mapping[str, str]) -> RunIdentity:
-    """Return a run's identity from its plan; ``arguments`` are those of a framework's script, by name."""
+    """Return a run's identity from its plan; ``arguments`` are a framework script's arguments, by name."""
     recipe = plan.recipe
     parts: dict[str, Any] = {
         "program": program,
@@ -184,7 +184,7 @@ def steps_text(window: Window) -> str:
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may change step times; omit those that name jobs, files and folders."""
+    """Return the variables that may change step times; omit variables that name jobs, files and folders."""
     return {
         name: value
         for name, value in variables.items()
@@ -308,7 +308,7 @@ def _all_known(settings: NodesSettings, key: str) -> bool:
 
 
 def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
-    """Describe a setting's values with their nodes, the rarest first, because those are the ones to check."""
+    """Describe a setting's values with their nodes, the rarest first, because they are the most suspicious."""
     each = sorted(groups.items(), key=lambda group: len(group[1]))
     return f"{title} is " + " and ".join(f"{value or 'unset'} on {nodes_text(nodes)}" for value, nodes in each)
 

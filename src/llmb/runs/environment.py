@@ -89,7 +89,7 @@ class Environment(Record):
     """The nodes, ordered by their first ranks."""
     ranks_per_node: dict[str, int]
     variables: dict[str, str]
-    """Variables that may affect speed, except those that may hold a secret."""
+    """Variables that may affect speed, except variables that may hold a secret."""
     attention: AttentionReport | None = None
     """None until a backend is chosen."""
     fp8_product: Fp8Product | None = None
@@ -117,7 +117,7 @@ class Environment(Record):
     gpus_at_end: tuple[GpuState, ...] | None = None
     """State of the GPUs right after the last step; None also for a run that did not end by itself."""
     untried: str | None = None
-    """A note that this version of torch was never tested; None if it was."""
+    """A note that this version of torch was never tested; None if it was tested."""
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees any; None if the run has no GPUs."""
     packages: dict[str, str] | None = None

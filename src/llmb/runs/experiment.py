@@ -27,7 +27,7 @@ DIGITS = 6
 
 def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the name that log files and folders of equal runs share; it contains the whole configuration.
-    ``arguments`` are those of a framework's script. The name includes a proxy's number of layers and, for a run that
+    ``arguments`` are for a framework's script. The name includes a proxy's number of layers and, for a run that
     recording slows down, the kind of recording, so that ``llmb parse`` skips the run.
     """
     recipe, layout = plan.recipe, plan.recipe.layout
@@ -47,7 +47,7 @@ def recorded_suffix(plan: Plan) -> str:
 
 
 def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
-    """Return the folder of all runs of the experiment ``name``, by default that of ``plan`` with llmb's engine."""
+    """Return the folder of all runs of the experiment ``name``, by default of ``plan`` with llmb's engine."""
     return install / WORKLOADS / plan.recipe.workload / "experiments" / (name or experiment_name(plan))
 
 
@@ -136,7 +136,7 @@ PROBE_BYTES = 4096
 
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
-    """Create the new, empty folder of a run of the experiment ``name`` (by default that of llmb's engine), and the
+    """Create the new, empty folder of a run of the experiment ``name`` (by default with llmb's engine), and the
     run's folder for checkpoints. Raise EnvironmentProblem if a folder cannot be written.
     """
     prefix = name or experiment_name(plan)

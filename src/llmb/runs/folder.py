@@ -96,13 +96,13 @@ class RunFolder:
     checkpoints = Inside("checkpoints")
     """Created with the first checkpoint that is saved here."""
     checkpoint_times = Inside("checkpoints.jsonl")
-    """Times of saves and loads; exists after the first one."""
+    """Times of saves and loads; exists after the first."""
     environment = Inside("environment.json")
     """Written by the workers; its content moves into the record when the run ends."""
     vboost = Inside(VBOOST_FILE)
     """The result of ``nvidia-smi boost-slider`` in the batch script; moves into the record when the run ends."""
     stall = Inside("stall.txt")
-    """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
+    """Written by a worker that ends a hung run, for the launcher to end other workers; removed when the run ends."""
     job = Inside("job.json")
     """The job that the run was submitted as, written after submission."""
     imported = Inside("imported.json")

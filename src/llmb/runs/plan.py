@@ -343,7 +343,7 @@ def _packing_problems(recipe: Recipe, choices: Choices, training: Training, *, p
 
 
 def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Training:
-    """Return the training of the recipe, or that of the resumed run, changed by the explicit choices."""
+    """Return the recipe's training, or the resumed run's, changed by the explicit choices."""
     changes = {
         "peak_lr": choices.peak_lr,
         "warmup_steps": choices.warmup_steps,
@@ -356,7 +356,7 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 
 def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
-    """Return the chosen kind of document lengths; None for that of the resumed training or the recipe."""
+    """Return the chosen kind of document lengths; None for the resumed training's or the recipe's."""
     if choices.document_tokens is not None:
         return "uniform"
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None
@@ -471,8 +471,8 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """Yield warnings if checkpoints are published only for other scales. ``loads``: whether the run loads one, by
-    default whether the plan has a ``start``.
+    """Yield warnings if checkpoints are published only for other scales. ``loads``: whether the run loads a checkpoint,
+    by default whether the plan has a ``start``.
     """
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:

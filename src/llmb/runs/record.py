@@ -82,7 +82,7 @@ class Attempt(Record):
 
 
 class Process(Record):
-    """A process, distinguished from a later one with the same pid."""
+    """A process, distinguished from a later process with the same pid."""
 
     host: str
     pid: int
@@ -108,7 +108,7 @@ class SubmittedJob(Record):
     retries: int = 0
     """The number of times that the run may be submitted again."""
     retry_of: str | None = None
-    """Key of the job that this one repeats."""
+    """Key of the job that this job repeats."""
     process: Process | None = None
     """The process of a job that runs without a scheduler; else None."""
     earlier: tuple["SubmittedJob", ...] = ()
@@ -395,7 +395,7 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
     """Return the plan with the window for an attempt that begins at ``first_step``. One attempt should train all steps
-    of a window, so an attempt that begins before the window's end gets a new one, unless the window is explicit.
+    of a window, so an attempt that begins before its end has a new window, unless the window is explicit.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan
@@ -414,7 +414,7 @@ def attempt_line(attempt: Attempt) -> str:
 
 
 def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
-    """Copy all steps to the file of attempt ``number``, and keep only those before ``first_step`` in the run's file."""
+    """Copy all steps to the file of attempt ``number``, and keep only steps before ``first_step`` in the run's file."""
     if not folder.steps.exists():
         return
     path = folder.steps_of_attempt(number)
@@ -425,7 +425,7 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
 
 
 def _ended_attempts(folder: RunFolder, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """Return the attempts so far, the last one with its end if its batch script recorded it."""
+    """Return the attempts so far, the last with its end if the batch script recorded it."""
     try:
         end = read_job_end(folder)
     except ValueError:

@@ -77,7 +77,7 @@ class Fp8Report:
     saturated_tensors: float
     not_finite_tensors: float
     product: Fp8Product | None = None
-    """None for a run that ended before it chose one."""
+    """None for a run that ended before it chose a product."""
 
 
 class Loss(Record):
@@ -163,13 +163,13 @@ class Verdict(Record):
     more_runs: int | None = None
     """The expected number of further runs to decide an inconclusive verdict; None if runs would not decide it."""
     reason: str | None = None
-    """The reason why there is no clear verdict, or why runs allow only a soft one."""
+    """The reason why there is no clear verdict, or why runs allow only a soft verdict."""
     sentence: str = ""
     """One line for display, derived from the other fields."""
 
 
 WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
-"""From the worst to the best."""
+"""Verdicts from the worst to the best."""
 BETTER: tuple[VerdictName, ...] = ("pass", "improved")
 """The verdicts in favor of a run."""
 
@@ -206,7 +206,7 @@ class Result(ReasonedRecord):
     real_tokens_per_s: float | None = None
     """Rate without padding; equal to ``tokens_per_s`` if sequences are not packed."""
     packing: Annotated[Packing, WrapValidator(ValidateOnce())] | None = None
-    """Statistics of the sequences of the window's steps or, if unknown, of the recipe's; None if none are packed."""
+    """Statistics of the sequences of the window's steps or, if unknown, of the recipe's; None if not packed."""
     parameters: Annotated[Parameters, WrapValidator(ValidateOnce())] | None = None
     """None if the run has no statistics."""
     tflops_per_gpu: dict[str, float | None] | None = None

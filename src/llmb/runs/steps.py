@@ -51,8 +51,8 @@ class Fp8Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step. Its time is that of the slowest rank (on a CPU, of the first), its memory that of the rank
-    that uses the most. For a pretended rank, all values, even tokens, are its own, without loss or gradient norm.
+    """One training step. Its time is the slowest rank's (on a CPU, the first rank's), its memory the largest
+    of any rank. For a pretended rank, all values, even tokens, are the rank's own, without loss or gradient norm.
     """
 
     step: int
@@ -194,7 +194,7 @@ class StepNews(NamedTuple):
 class StepFollower:
     """Reads the complete lines that were added to ``metrics.jsonl`` since the last call.
 
-    A restarted run replaces the file by one with the steps that it keeps, which are then read again.
+    A restarted run replaces the file by a file of the steps that it keeps, which are then read again.
     """
 
     def __init__(self, path: Path) -> None:

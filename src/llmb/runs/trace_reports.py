@@ -49,7 +49,7 @@ GPU_METRICS = "--gpu-metrics-devices=cuda-visible"
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """A run's profile; ``breakdown`` is that of the first profiled rank, for the step with the median duration."""
+    """A run's profile; ``breakdown`` is from the first profiled rank, for the step with the median duration."""
 
     profiler: str
     files: tuple[str, ...]
@@ -205,7 +205,7 @@ def _few_devices(
 
 
 def _by_use(ports: Sequence[RdmaPort], devices: Sequence[str]) -> tuple[list[RdmaPort], list[str]]:
-    """Return the used ports, and the unused devices of their kind that are not slower."""
+    """Return the used ports, and the unused devices of the same kind that are not slower."""
     used = [port for port in ports if port.device in devices]
     kinds = {(port.link_layer, port.driver) for port in used}
     rate = max((port.gbit_s or 0 for port in used), default=0)

@@ -105,7 +105,7 @@ def write_campaign(install: Path, campaign: Campaign) -> None:
 
 
 def read_campaigns(install: Path) -> list[Campaign]:
-    """Read all campaigns of an install root, oldest first; raise EnvironmentProblem if one cannot be read."""
+    """Read all campaigns of an install root, oldest first; raise EnvironmentProblem if a file cannot be read."""
     return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
 
 
@@ -120,7 +120,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
     """Return the newest unfinished campaign with the jobs of ``campaign`` or, with ``resume``, from the same source.
 
-    Raises UsageError if there is none to resume.
+    Raises UsageError if there is no campaign to resume.
     """
     campaigns = [
         item

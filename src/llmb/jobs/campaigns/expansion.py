@@ -84,14 +84,14 @@ class Selection:
 
     @property
     def names_one(self) -> bool:
-        """Return True if a workload is named and no field selects several recipes; it then has a default scale."""
+        """Return True if a workload is named and no field selects several recipes, so dtype and scale have defaults."""
         limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
 
     @property
     def names_recipes(self) -> bool:
-        """Return True if the recipes are named, not only filtered, so that it is an error if one cannot run."""
+        """Return True if the recipes are named, not only filtered, so that it is an error if any cannot run."""
         sized = bool(self.sizes) or all("_" in name.partition("_")[2] for name in self.workloads)
         return self.names_one or (bool(self.workloads) and sized and bool(self.dtypes))
 

@@ -53,7 +53,7 @@ from llmb.runs.record import now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedJobs:
-    """The requested jobs: ``values`` are all options, ``explicit`` only those specified on the command line."""
+    """The requested jobs: ``values`` are all options, ``explicit`` only options on the command line."""
 
     source: str
     entries: Sequence[Entry]
@@ -203,7 +203,7 @@ def job_options() -> Mapping[str, Option]:
 
 
 def job_request(site: Site, values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
-    """Build the request from option values; raise UsageError if one is invalid.
+    """Build the request from option values; raise UsageError if a value is invalid.
 
     Missing options are set from environment variables or to their defaults.
     """
@@ -235,7 +235,7 @@ def _known(name: str) -> Option:
 
 
 def selection_of(values: Mapping[str, Any]) -> Selection:
-    """Build the selection from option values; lists are separated by commas. Raises UsageError if one is invalid."""
+    """Build the selection from option values; lists are separated by commas. Raises UsageError if any is invalid."""
     fields: dict[str, Any] = {}
     for name, option in options_of(Selection).items():
         value = values.get(name)

@@ -31,7 +31,7 @@ TYPES: Mapping[str, Option] = {
 }
 """Types of variables that set no option."""
 SHORTEST_INEXACT = 7
-"""Minimum length of names for which similar ones are suggested, because many shorter names differ by one letter."""
+"""Minimum length of names for which similar names are suggested, because many shorter names differ by one letter."""
 LIKENESS = 0.87
 MOST_LETTERS_MORE = 1
 
@@ -85,11 +85,11 @@ class LaunchVariable(Record):
     releases: tuple[str, ...]
     uses: tuple[VariableUse, ...]
     excludes: tuple[str, ...] = ()
-    """Variables that cannot be combined with this one."""
+    """Variables that cannot be combined with this variable."""
     quiet: bool = False
     """True if the variable is ignored with no message, because other programs also read it."""
     preparation: VariableUse | None = None
-    """The interpretation by ``llmb prepare submit``, if it differs from that by ``llmb launch``."""
+    """The interpretation by ``llmb prepare submit``, if it differs from ``llmb launch``'s."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
@@ -163,7 +163,7 @@ def read_variables(
 ) -> Reading:
     """Return the options that ``environ`` sets for a launch of ``workload``. Empty variables count as unset.
 
-    ``options`` are those that variables may set. Variables for options in ``explicit``, from the command line, are
+    ``options`` are all that variables may set. Variables for options in ``explicit``, from the command line, are
     ignored. Raises UsageError with every variable that does not apply, is invalid, or contradicts another.
     """
     reading, problems = _Readings(options), list[str]()
@@ -338,7 +338,7 @@ def read_launch(
 def _left_to_scripts(
     variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
 ) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
-    """Return the variables that llmb reads, and the values of those that only the suite's launch scripts read."""
+    """Return the variables that llmb reads, and the values of variables that only the suite's scripts read."""
     read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
     ignored = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
     ignored -= {item.name for item in variables if any(use.install for use in item.uses)}

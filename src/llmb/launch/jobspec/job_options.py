@@ -84,13 +84,13 @@ Flags = Mapping[str, str | None]
 StartMode = Literal["torchrun", "task-per-gpu"]
 FrameworkName = Literal["megatron_bridge", "reference_suite", "torchtitan"]
 NAMES = (r"[a-z][a-z0-9_]*", r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
-"""Patterns of argument names of frameworks: without a section, and with one."""
+"""Patterns of argument names of frameworks: without a section, and with a section."""
 _option = partial(Option, panel="Container and framework")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The user's options for a job; if one is None, the cluster's setting applies."""
+    """The user's options for a job; if an option is None, the cluster's setting applies."""
 
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class FrameworkOptions(Record):
     """True if the suite's scripts may differ from their release."""
     image: str | None = None
     mounts: tuple[str, ...] = ()
-    """Mounts in addition to those of the cluster's settings."""
+    """Mounts in addition to the mounts in the cluster's settings."""
     arguments: dict[str, str] = Field(default_factory=dict)
     """Arguments of the framework's script, by name."""
 

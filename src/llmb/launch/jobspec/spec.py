@@ -61,7 +61,7 @@ def _variables(layer: VariableLayer) -> dict[str, Variable]:
 
 
 def parse_variables(texts: Iterable[str]) -> dict[str, str]:
-    """Parse texts of the form ``NAME=VALUE``; raise UsageError with all problems if one is invalid."""
+    """Parse texts of the form ``NAME=VALUE``; raise UsageError with all problems if a text is invalid."""
     variables: dict[str, str] = {}
     problems = []
     for text in texts:
@@ -200,7 +200,7 @@ class JobSpec(Record):
     cpus: int | None = None
     """CPU cores per process; None for the scheduler's default, or one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)
-    """The scheduler's own flags in order, except those that contain the run folder."""
+    """The scheduler's own flags in order, except flags that contain the run folder."""
     step_flags: dict[str, str | None] = Field(default_factory=dict)
     """The scheduler's flags for the start of the workers only."""
     excluded_nodes: str | None = None
@@ -225,7 +225,7 @@ class JobSpec(Record):
     control_in_container: bool = True
     """True if ``begin`` and ``finish`` also run in the container."""
     sampled: bool = False
-    """True if llmb runs a sampler on every node, outside of a container, because the workers do not start one."""
+    """True if llmb runs a sampler on every node, outside of a container, because the workers start none."""
     begin: tuple[Word, ...] = ()
     work: tuple[Word, ...] = ()
     launch: Launch | None = None

@@ -118,7 +118,7 @@ def _used(plan: Plan, outcome: LogOutcome, samples: Sequence[Sampled]) -> Resour
 
 def logged_spans(outcome: LogOutcome) -> tuple[TimeSpan, ...]:
     """Return the time spans of the window's steps, merged unless there is a pause between them, because time stamps in
-    whole seconds locate a series of steps better than a single one."""
+    whole seconds locate a series of steps better than a single step."""
     spans: list[TimeSpan] = []
     ended_s = math.inf
     for logged_s, step_time_s in zip(outcome.logged_s, outcome.step_times_s, strict=False):
@@ -171,7 +171,7 @@ def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOu
 
 
 def _latest_attempt(handle: int) -> int:
-    """Return the byte offset of the latest attempt in a log; 0 if there is only one, or the log is empty."""
+    """Return the byte offset of the latest attempt in a log; 0 if there is only one attempt, or the log is empty."""
     try:
         with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as log:
             return log.rfind(f"\n{ATTEMPT}".encode()) + 1

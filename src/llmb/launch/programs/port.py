@@ -77,7 +77,7 @@ class End:
 
 
 class NewSteps(Protocol):
-    """Follows the steps of a run, and yields only new ones."""
+    """Follows the steps of a run, and yields only new steps."""
 
     def new(self) -> Iterator[StepNews]:
         """Yield the steps done since the last call; a restarted run yields its steps again."""

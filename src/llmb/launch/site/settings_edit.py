@@ -129,7 +129,7 @@ def _values(text: str) -> list[Any]:
 
 
 def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
-    """Return text with a key set or removed; raise UsageError if llmb cannot edit it, KeyError for a missing key."""
+    """Set or remove a key in ``text``; raise UsageError if llmb cannot edit it, KeyError for a missing key."""
     try:
         edited = with_value(text, keys, value)
         data = _data(text)
@@ -256,7 +256,7 @@ def _data(text: str) -> dict[str, Any]:
 
 
 def _unshared(data: Any) -> Any:  # noqa: ANN401 (whatever is there)
-    """Replace aliases with copies, so that changing one does not change the others."""
+    """Replace aliases with copies, so that changing a copy does not change others."""
     if isinstance(data, dict):
         return {key: _unshared(value) for key, value in data.items()}
     return [_unshared(item) for item in data] if isinstance(data, list) else data

@@ -111,7 +111,7 @@ def _raise_unless_configured(errors: str) -> None:
 
 def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
     """Return the environment of sbatch and the job, without variables that would override the script, and without
-    secrets except those named in ``secrets`` and the user's token for Slurm.
+    secrets except the variables ``secrets`` and the user's token for Slurm.
     """
     harmless = {
         name: value
@@ -130,7 +130,7 @@ def last_lines(text: str) -> str:
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Return the states of those jobs that the controller still has; raise InfrastructureError if it is down."""
+    """Return the states of the jobs that the controller still has; raise InfrastructureError if it is down."""
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         # squeue fails for a single unknown id, but ignores unknown ones among several.
@@ -166,7 +166,7 @@ def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJ
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """Cancel jobs, ignoring those that have ended; raise UsageError if a job cannot be cancelled."""
+    """Cancel jobs, ignoring ended jobs; raise UsageError if a job cannot be cancelled."""
     for ids in _batches(job_ids):
         output = call(["scancel", *ids.split(",")])
         if output.code and NO_JOB not in output.errors:

@@ -55,7 +55,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
-    """Yield a list of the unpadded numbers, and one for each width in which a number has a leading zero."""
+    """Yield a list of the unpadded numbers, and a list for each width in which a number has a leading zero."""
     padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
     for width in (0, *sorted(padded)):
         ids = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
@@ -84,7 +84,7 @@ def _names(part: str) -> Iterator[str]:
 
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-    """Read the listed nodes in order, or those of ``partition``, or all. Raises UsageError if the list is malformed, or
+    """Read the listed nodes in order, or the partition's nodes, or all. Raises UsageError if the list is malformed, or
     a node or the partition does not exist; InfrastructureError if Slurm does not answer."""
     queried = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(queried))
@@ -292,7 +292,7 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
 
 
 def _said(command: Sequence[str], time_out_s: float) -> str:
-    """Return a command's stdout and stderr, or an empty string if it fails; versions of srun use one or the other."""
+    """Return a command's stdout and stderr, or an empty string if it fails; some versions of srun print to stderr."""
     try:
         output = call(command, time_out_s=time_out_s)
     except LlmbError:

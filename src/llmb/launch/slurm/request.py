@@ -184,7 +184,7 @@ FLAG_NAMES: Mapping[str, str] = {
 
 
 def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str) -> JobOptions:
-    """Return the job's options, which override variables of the shell; raise UsageError if one is invalid."""
+    """Return the job's options, which override variables of the shell; raise UsageError if an option is invalid."""
     if problems := list(limit_problems(chosen)):
         raise UsageError("\n".join(problems))
     return JobOptions(
@@ -305,7 +305,7 @@ def _gpus(name: str, value: str) -> list[int]:
 
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """Return the specification with all flags, in the order of the script; raise UsageError if one is invalid."""
+    """Return the specification with all flags, in the order of the script; raise UsageError if a flag is invalid."""
     base = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
     site = {**{name: value for name, value in base.items() if value}, **flags_of_site}

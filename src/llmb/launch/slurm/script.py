@@ -280,7 +280,7 @@ fi"""
 
 
 def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
-    """Return the srun command that runs the workers on all nodes, and ends all tasks if one fails."""
+    """Return the srun command that runs the workers on all nodes, and ends all tasks if a task fails."""
     placement = spec.placement
     tasks_per_node = tasks_of(spec)
     srun = (

@@ -36,7 +36,7 @@ DECIDED = {
     "test-only": "--dry-run",
 }
 GPU_FLAGS = ("gpus-per-node", "gres")
-"""The flags that request GPUs. If one is removed, as in ``gres=``, no GPUs are requested."""
+"""The flags that request GPUs. If a flag is removed, as in ``gres=``, no GPUs are requested."""
 PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
 """Flags that sbatch rejects for a job without GPUs."""
 EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
@@ -57,7 +57,7 @@ def parse_flag(text: str) -> tuple[str, str | None]:
 
 
 def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
-    """Parse flags from the source ``what``; raise UsageError if one is set to different values."""
+    """Parse flags from the source ``what``; raise UsageError if a flag is set to different values."""
     flags: dict[str, str | None] = {}
     for text in texts:
         key, value = parse_flag(text)
@@ -203,7 +203,7 @@ class SlurmSettings(Record):
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 
     def types_of(self, partition: str | None) -> dict[str, str]:
-        """Return GPU types by partition, for those partitions in a comma-separated list whose type is configured."""
+        """Return GPU types by partition, for partitions in a comma-separated list with a configured type."""
         names = partition_names(partition)
         types = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
         return {name: gpu_type for name, gpu_type in types.items() if gpu_type}

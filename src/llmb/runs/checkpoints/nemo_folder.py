@@ -84,7 +84,7 @@ def check_nemo_config(folder: WeightsFolder, model: Model) -> None:
 
 
 def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Yield settings that differ from ``model``, including those that affect no weight's shape."""
+    """Yield settings that differ from ``model``, including settings that affect no weight's shape."""
     expected = {
         "num_layers": model.layers,
         "hidden_size": model.hidden_size,

@@ -105,7 +105,7 @@ class PackedDataset(Record):
     seq_len: int
     documents: int
     left_out: int
-    """Number of omitted samples: those with more than ``seq_len`` places."""
+    """Number of samples omitted because they have more than ``seq_len`` places."""
     packing: Packer = "first-fit-shuffle"
     """The algorithm that combined documents into packs."""
     packs: int

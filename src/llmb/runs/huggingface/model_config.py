@@ -192,7 +192,7 @@ def _has_full_attention(values: Config) -> bool:
 
 
 def _rotary_settings(values: Config, rotary: Config) -> dict[str, Any]:
-    """Return the rotary settings; as in transformers 5, ``rotary`` overrides the others."""
+    """Return the rotary settings; as in transformers 5, ``rotary`` overrides other settings."""
     rope = dict(rotary)
     theta = rope.pop("rope_theta", values["rope_theta"])
     fraction = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))

@@ -62,7 +62,7 @@ class WeightsFormat(Record):
     every_window: int | None = None
     programs: str | None = None
     lists_layers: bool = False
-    """True if the configuration lists the layers that have experts, and those with rotary positions."""
+    """True if the configuration lists the layers that have experts, and the layers with rotary positions."""
     names: dict[str, str] = Field(default_factory=dict)
     expert_matrices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
@@ -98,7 +98,7 @@ def common_settings() -> CommonSettings:
 
 
 def format_of(model: Model) -> WeightsFormat:
-    """Return a model's format. Raise UsageError if none fits, with the model's differences from the nearest one."""
+    """Return a model's format. Raise UsageError if none fits, with the model's differences from the nearest."""
     forms = [form for form in weights_formats() if form.weights]
     problems = {form.model_class: list(obstacles(model, form)) for form in forms}
     fitting = next((form for form in forms if not problems[form.model_class]), None)
@@ -127,7 +127,7 @@ def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
 
 Shape = tuple[int, ...]
 Tensor = TypeVar("Tensor")
-"""Identifies a tensor, or a part of one."""
+"""Identifies a tensor, or a part of a tensor."""
 
 READABLE = {"F32": 4, "BF16": 2, "F16": 2}
 """Dtypes of safetensors that convert to fp32 without loss, with their bytes per element."""

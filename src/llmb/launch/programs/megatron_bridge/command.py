@@ -158,7 +158,7 @@ def bridge_command(
 ) -> list[Word]:
     """Return the command of one process per GPU, which binds the process to the NUMA node of its GPU.
 
-    ``extra`` are arguments of the script by name, which replace those derived from the recipe. Without ``squad``, the
+    ``extra`` are arguments of the script by name, which replace arguments from the recipe. Without ``squad``, the
     script uses mock data.
     """
     data, entry = bridge_data(), script.entry

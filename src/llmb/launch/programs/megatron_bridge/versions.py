@@ -117,7 +117,7 @@ def versions_text(versions: Sequence[BridgeVersion]) -> str:
 def nemo_of(recipe: Recipe, image: str | None) -> str | None:
     """Return the NeMo release of an image according to its name; of the default image if ``image`` is None.
 
-    If the name contains no release, assume the default one for a model with experts, and return None for others.
+    If the name contains no release, assume the default for a model with experts, and return None for other models.
     """
     data, release = bridge_data(), (recipe.release or "").removeprefix(PREFIX)
     if match := _NEMO.search(image or ""):
