@@ -140,7 +140,7 @@ def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
 
 
 def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
-    """Return the step times in seconds, except of profiled steps."""
+    """Return the step times in seconds, without profiled steps."""
     return tuple(step.step_time_s for step in steps if not step.profiled)
 
 

@@ -22,7 +22,7 @@ PREPARATIONS = "preparations"
 BENCHMARKS = Path(STATE_FOLDER) / "bench_jobs"
 CHECKS = Path(STATE_FOLDER) / "health"
 FOLDERS = (f"{WORKLOADS}/*/{PREPARATIONS}/*/*", f"{BENCHMARKS}/*/*", f"{CHECKS}/*/.jobs/*/*")
-"""Patterns of the folders of such jobs, relative to the install root."""
+"""Patterns of the folders of jobs that train nothing, relative to the install root."""
 ERROR = "llmb: error: "
 """The beginning of a failed command's error message."""
 STARTER = "srun: "

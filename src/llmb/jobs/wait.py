@@ -38,7 +38,7 @@ LONGEST_AGO_S = 86400.0
 """A job that failed more than this number of seconds ago is not retried."""
 _NUMBER = re.compile(r"(.*)#(\d+)")
 SHORTEST_S, LONGEST_S = 1.0, 15.0
-"""The limits of the seconds between two queries of a scheduler, which increase with the time waited."""
+"""Limits of the seconds between two queries of a scheduler; the pause increases with the time waited."""
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 600.0
 """Seconds for which a scheduler may fail to answer."""

@@ -170,7 +170,7 @@ class AnalyzedRun:
         return replace(self, **log_fields(log, self.figures or "rounded"))
 
     def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None) -> "AnalyzedRun":
-        """Return the run with MFU and token rate from the catalogue, and the days per 10^12 tokens."""
+        """Return the run with this MFU and token rate, and the resulting days per 10^12 tokens."""
         gpus = self.gpus
         days = 1e12 / (tokens_per_s_per_gpu * gpus) / SECONDS_PER_DAY if tokens_per_s_per_gpu and gpus else None
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)

@@ -356,7 +356,7 @@ class Choices(Record):
     ] = None
 
     def lora_changes(self) -> dict[str, Any]:
-        """Return the choices for adapters, except None, by field name of ``Lora``."""
+        """Return the choices for adapters that are not None, by their field names in ``Lora``."""
         names = ("rank", "alpha", "dropout", "targets")
         chosen = {name: getattr(self, f"lora_{name}") for name in names}
         return {name: value for name, value in chosen.items() if value is not None}

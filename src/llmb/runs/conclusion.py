@@ -394,7 +394,7 @@ def _ranks_apart_s(step: Step) -> float:
 
 
 def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
-    """Describe contradicting numbers of GPUs, sequences and tokens. A pretended rank logs its own batch size."""
+    """Describe contradictory numbers of GPUs, sequences and tokens. A pretended rank logs its own batch size."""
     recipe, layout = record.plan.recipe, record.plan.recipe.layout
     is_alone = recipe.pretended_rank is not None
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None

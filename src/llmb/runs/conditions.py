@@ -42,7 +42,7 @@ EXPLAINED = (NETWORK_FAULT, MACHINE_FAULT)
 """Faults that 'llmb judge --explain' describes in detail."""
 _FIGURE = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")
 BETWEEN_RUNS = " | "
-"""Separates the strings of several runs."""
+"""Separator between the strings of several runs."""
 Values = Mapping[str, str]
 """Conditions on one side of a comparison by dotted key; unknown conditions are missing."""
 SETTINGS = (
@@ -73,7 +73,7 @@ NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES
 MOST_NAMED = 3
 """Maximum number of nodes to name; more nodes are only counted."""
 MOST_LISTED = 4
-"""Maximum number of listed settings that differ between a run's nodes."""
+"""Maximum number of settings to list that differ between a run's nodes."""
 
 
 def key_of(configuration: Mapping[str, Value]) -> str:

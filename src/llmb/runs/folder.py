@@ -300,7 +300,7 @@ def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> P
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:
-    """Make ``latest`` in ``install`` a link to ``folder``, unless it is a file that is no link; ignore write errors."""
+    """Make ``latest`` in ``install`` a link to ``folder``, unless ``latest`` is not a link; ignore write errors."""
     link = install / LATEST
     if os.path.lexists(link) and not link.is_symlink():
         return

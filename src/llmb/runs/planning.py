@@ -345,7 +345,7 @@ SETTINGS = (
     *("force_load_balancing", "save_checkpoint", "checkpoint_interval", "checkpoint_dir", "verify_checkpoint"),
     *("communication", "free_sms", "group_experts", "deterministic", "stall_limit_s", "parallelism"),
 )
-"""Choices that a plan has under the same name."""
+"""Choices with the same names as fields of a plan."""
 OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 
 

@@ -75,7 +75,7 @@ SURE_MARGIN_GIB = MARGINS[0].gib
 
 
 class MemoryUse(Record):
-    """The memory of some ranks of a run, and whether it fits on a GPU. Sizes in GiB.
+    """The memory of some ranks of a run, and whether it fits on a GPU.
 
     The engine counts ``exact`` values; an ``estimate`` is computed by formulas. ``capacity_gib`` is a GPU's nominal
     memory; if it is unknown, it and ``fits`` are None. ``assumptions`` list how the count differs from a run.

@@ -139,7 +139,7 @@ class Excess:
 
     lines: Sequence[RankTimes]
     parts_s: NDArray[np.float64]
-    """Seconds per step, [lines, 4, ranks]."""
+    """Seconds per step by which each part exceeds the median rank's, [lines, 4, ranks]."""
     forward_s: float
     """Seconds of the median rank's forward passes in a step."""
     rivals: int

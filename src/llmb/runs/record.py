@@ -301,7 +301,7 @@ def _check_links(folder: RunFolder) -> None:
 
 
 def read_record(folder: RunFolder) -> RunRecord:
-    """Read the record. Raise BrokenRecord, or OSError if it is unreadable, or reached through another user's link."""
+    """Read the record; raise BrokenRecord if it is invalid, OSError if unreadable or behind another user's link."""
     _check_links(folder)
     return read_stored(folder.record, RunRecord)
 
@@ -394,8 +394,8 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Return the plan with the window for an attempt that begins at ``first_step``. One attempt should train all steps
-    of a window, so an attempt that begins before its end has a new window, unless the window is explicit.
+    """Return the plan with a window that an attempt from ``first_step`` on can train as a whole: a new window if the
+    attempt resumes before the end of the plan's window, unless this window is explicit.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan

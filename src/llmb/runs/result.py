@@ -48,7 +48,7 @@ class LayerLoad:
     max_over_mean: float
     """Tokens of the busiest expert divided by the mean; 1 is balanced."""
     rank_max_over_mean: float
-    """Rows that the fullest rank computes for its experts, divided by the mean of the ranks that exchange tokens."""
+    """Rows that the fullest rank computes for its experts, divided by the mean over the ranks that exchange tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Step:
     ended_s: float
     """The end of the step as the first rank saw it, in Unix time."""
     saving: bool = False
-    """True if a checkpoint was being written at the same time."""
+    """True if a checkpoint was being written during the step."""
     profiled: bool = False
     """True if a profiler or NCCL's log slowed the step down; statistics exclude it."""
     expert_load: ExpertLoad | None = None

@@ -97,7 +97,7 @@ def _handed(launch: Launch, flags: Mapping[str, str | None]) -> Iterator[tuple[s
 
 
 def launch_text(spec: JobSpec, launch: Launch, folder: RunFolder) -> str:
-    """Return the batch script that calls the program's script, with the output in the run folder."""
+    """Return the batch script that calls the program's script and writes its output to the run folder."""
     return "\n".join(_lines(spec, launch, folder)) + "\n"
 
 

@@ -39,7 +39,7 @@ _option = partial(Option, panel="Slurm")
 
 
 class SlurmChoices(Record):
-    """The Slurm options of every command that queues jobs; for None, variables of the shell and then settings apply.
+    """The Slurm options of every command that queues jobs; if None, variables of the shell apply, then settings.
 
     Some of these variables would override the batch script, because sbatch reads them. They are therefore written into
     the script and hidden from sbatch.

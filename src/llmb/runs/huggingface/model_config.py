@@ -167,7 +167,7 @@ def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     """Return settings that affect weights, normalized; None if the file does not specify them.
 
     There are two readings if it has rotary settings both where transformers 5 keeps them and where older versions do:
-    the version decides which of the two counts.
+    the version of transformers decides which counts.
     """
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}

@@ -175,7 +175,7 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
-    """Return the variables to set for ``device``, except those with another name in ``variables``."""
+    """Return the variables to set for ``device``, except settings that ``variables`` has under another name."""
     return {
         item.name: item.value
         for item in SHIPPED
@@ -213,7 +213,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """Estimate the memory of the plan's ranks, or of the only rank that runs; return None on a CPU."""
+    """Estimate the memory of the plan's ranks, or of the rank that runs alone; return None on a CPU."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
