@@ -45,7 +45,7 @@ NEAR = 5
 MOST_NEAR = 10
 """The maximum number of earlier repeats, and of later repeats, with which a run is compared."""
 MOST_RECORDS = 256
-"""The maximum number of records to cache for the next run."""
+"""The maximum number of records to keep in memory while repeats of several runs are found."""
 MANY = 500
 """If there are at least this many records, a message announces that they are read, which takes long."""
 SELECTORS = (

@@ -27,7 +27,7 @@ FEWEST_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Step times of an attempt's last steps, except profiled ones. The first unprofiled step, which may include
+    """Step times of an attempt's last steps, without profiled steps. The first unprofiled step, which may include
     warm-up, counts only if there is no other."""
 
     first_step: int

@@ -180,7 +180,7 @@ class ComputePath(Record):
     """The engine's code paths for a run, as saved in ``run.json``."""
 
     shards_parameters: bool
-    """Ranks shard parameters, gradients and optimizer state (FSDP); otherwise each holds all parameters."""
+    """Ranks shard parameters, gradients and optimizer state (FSDP); otherwise each rank holds all."""
     exchanges_updates: bool
     """Ranks that hold all parameters sum gradients and, with sharding ``optimizer``, exchange updated parameters."""
     keeps_gathered: bool

@@ -25,7 +25,7 @@ class AccountJob(Record):
 class CollectiveCount(Record):
     """Collectives of one kind in one group: their number in a step, and the total bytes of their messages.
 
-    A message counts with all data that one rank gathers, reduces, exchanges or sends.
+    The bytes of a message are all that one rank gathers, reduces, exchanges or sends.
     """
 
     kind: str

@@ -116,7 +116,7 @@ class SubmittedJob(Record):
 
 
 class JobEnd(Record):
-    """The content of ``job_end.json``. ``signal`` is empty if none ended the job."""
+    """The content of ``job_end.json``. ``signal`` is empty unless a signal ended the job."""
 
     job_id: str
     restarts: int

@@ -35,7 +35,7 @@ class ExpertLoad:
     layers_max_over_mean: tuple[float, ...] = ()
     """``max_over_mean`` of each layer with experts; empty if it was not recorded."""
     layers_rank_max_over_mean: tuple[float, ...] = ()
-    """Rows that the fullest rank computes divided by the mean of the ranks that exchange tokens, for each such layer,
+    """Rows that the fullest rank computes divided by the mean over ranks that exchange tokens, for each such layer,
     over all micro-batches and groups of ranks. 1 if all ranks compute the same number."""
 
 

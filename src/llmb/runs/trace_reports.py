@@ -59,7 +59,7 @@ class ProfileReport:
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
-    """Return the file with the profile of ``rank``: the newest one if several jobs ran the plan."""
+    """Return the file with the profile of ``rank``: the newest file if several jobs ran the plan."""
     if not plan.profile or plan.profile.profiler != "nsys":
         return folder.torch_profile / f"rank-{rank}.json.gz"
     reports = folder.nsys_profile.glob(report_name(plan, rank, job="*", node="*"))

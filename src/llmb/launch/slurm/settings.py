@@ -167,7 +167,7 @@ def _name_of_gres(value: str | None) -> str | None:
 
 
 class PartitionSettings(Record):
-    """Settings of a partition; for None, the setting in the section ``slurm`` applies."""
+    """Settings of a partition; if None, the setting in the section ``slurm`` applies."""
 
     gpu_type: str | None = None
     """The GPU type of the partition's nodes."""
