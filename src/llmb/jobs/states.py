@@ -30,7 +30,7 @@ class FolderState:
     end: JobEnd | None = None
     """How the batch script ended; None while it runs, and if it was killed."""
     run_status: Status | None = None
-    """The ``status`` in run.json; None if it cannot be read."""
+    """The ``status`` in run.json, or a task's; None if it is unknown."""
     unread: str = "there is no record of it"
     """The reason why the run's status cannot be read."""
     gone: bool = False
@@ -42,7 +42,7 @@ class FolderState:
     """The number of steps done."""
     planned: int | None = None
     complete: bool = False
-    """True if every step is done, and the last checkpoint exists if it was requested."""
+    """True if every step is done, and the last checkpoint exists if it was requested; or if a task succeeded."""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
         """Return the recorded end if it belongs to this start of the job, else None."""

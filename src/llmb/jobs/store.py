@@ -120,7 +120,7 @@ class Store:
         self.db.execute("PRAGMA query_only = ON")
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add jobs, replacing rows of jobs that never reached the scheduler; for any other row, raise KeyExists."""
+        """Add jobs, and replace jobs that never reached the scheduler; raise KeyExists if another job has the key."""
         rows = [self._row(job) for job in jobs]
         try:
             with self._transaction():

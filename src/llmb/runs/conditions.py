@@ -101,7 +101,7 @@ class Difference(Record):
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Value]:
-    """Flatten nested values to dotted keys; a sequence becomes a string separated by commas."""
+    """Flatten nested values to dotted keys; a sequence becomes a comma-separated string."""
     flat_values: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

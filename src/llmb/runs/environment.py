@@ -97,7 +97,7 @@ class Environment(Record):
     compute_path: ComputePath | None = None
     """None in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
-    """Checks of the first rank, and failed checks of others; empty if no kernel needs a check, None until they ran."""
+    """Checks of rank 0, and failed checks of other ranks; empty if no kernel needs a check, None until they ran."""
     ptxas: str | None = None
     """Version of the assembler of Triton's kernels; None if the node has no GPU or no Triton."""
     driver: str | None = None

@@ -126,7 +126,7 @@ class Profiling(Record):
     def problems(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Iterator[str]:
-        """Yield reasons why these ``steps`` of a run from ``first_step`` on ``ranks`` ranks cannot be profiled."""
+        """Yield reasons why a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks cannot be profiled so."""
         if self.nccl_trace and self.profile:
             yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
         if self.nccl_trace and device == "cpu":

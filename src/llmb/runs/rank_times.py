@@ -143,7 +143,7 @@ class Excess:
     forward_s: float
     """Seconds of the median rank's forward passes in a step."""
     rivals: int
-    """The number of ranks that are compared with each other."""
+    """The number of ranks of a pipeline stage, which are compared with each other."""
 
     @property
     def alone_s(self) -> NDArray[np.float64]:

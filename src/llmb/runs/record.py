@@ -163,11 +163,11 @@ class RunRecord(ReasonedRecord):
     program: str = ENGINE
     """The program that trains."""
     started_at: Time | None
-    """None while the run is queued."""
+    """None until the run starts."""
     ended_at: Time | None = None
     command: tuple[str, ...]
     job: BegunJob | None = None
-    """The job in which the run last started; None while the run is queued."""
+    """The job in which the run last started; None until it starts."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables that llmb set for the workers."""
     retries: int = 0

@@ -181,7 +181,7 @@ def matrices_of_expert(name: str, form: WeightsFormat) -> tuple[str, ...]:
 
 
 def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Shape]:
-    """Return the tensors of a parameter with their shapes; single experts are in order, each [outputs, inputs]."""
+    """Return a parameter's tensors with shapes; tensors of single experts are in order, each [outputs, inputs]."""
     stored, matrices = hugging_face_name(name, form), matrices_of_expert(name, form)
     if not matrices:
         return {stored: hugging_face_shape(name, shape)}
