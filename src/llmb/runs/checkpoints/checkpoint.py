@@ -142,7 +142,7 @@ def checkpoint_name(step: int, consumed_samples: int) -> str:
 def read_checkpoint(path: Path) -> SavedCheckpoint:
     """Return the checkpoint at ``path``, the folder above ``weights``.
 
-    Raise UsageError if there is none, if it is incomplete, or if it is not a checkpoint of llmb.
+    Raise UsageError if it is missing, unreadable or incomplete, or if it is not a checkpoint of llmb.
     """
     try:
         record = read_checkpoint_record(path)

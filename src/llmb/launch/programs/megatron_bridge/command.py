@@ -62,7 +62,7 @@ class Squad:
 
 
 def prepared_squad(catalogue: Catalogue, recipe: Recipe, install: Path) -> Squad | None:
-    """Return the data prepared for a recipe below ``install``; None if a file that the script needs is missing."""
+    """Return the data prepared for a recipe below ``install``; None if the recipe uses none, or a file is missing."""
     source = find_workload(catalogue, recipe.workload).sources.get(recipe.size)
     if source is None:
         return None
