@@ -142,7 +142,7 @@ class EndedRun:
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read an ended run; raise UsageError if it is missing or has not ended, EnvironmentProblem if it is unreadable."""
+    """Read an ended run; raise UsageError if it has no valid record or no end, BrokenRecord if steps are unreadable."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
