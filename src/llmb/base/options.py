@@ -26,7 +26,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Span(NamedTuple):
-    """The numbers from ``first`` to ``last`` (included) in steps of ``step``; both are equal for a single number."""
+    """The numbers from ``first`` to ``last`` (included) in steps of ``step``; both are equal for one number."""
 
     first: int
     last: int

@@ -95,7 +95,7 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted(text: str) -> str:
-    """Return ``text`` with ``HIDDEN`` in place of each secret that is recognizable without its name."""
+    """Return ``text`` with each secret that is recognizable without its name replaced by ``HIDDEN``."""
     return re.sub(_BY_VALUE, HIDDEN, text)
 
 
@@ -112,7 +112,7 @@ def _may_hold(text: str) -> bool:
 
 
 def _is_secret_name(name: str, value: str) -> bool:
-    """Return True if a name is that of a secret; a plural such as ``max_tokens`` is not, if its value is a number."""
+    """Return True if a name is a secret's name; a plural such as ``max_tokens`` is not, if its value is a number."""
     match _secret_name(name):
         case "many":
             return not re.fullmatch(_PLAIN, value)

@@ -60,7 +60,7 @@ class BridgeTablesFile(Record):
     models: tuple[BridgeModel, ...]
     errata: tuple[BridgeErratum, ...]
     conditions: dict[str, tuple[ConditionEntry, ...]]
-    """The conditions by release; those of ``all`` apply to every release."""
+    """The conditions by release; the conditions of ``all`` apply to every release."""
 
 
 class BridgeRow(BridgeSizes):
@@ -176,7 +176,7 @@ class BridgeTables:
             yield self._entry(model, row, "parallelism.dp_sharding", "full", what, source)
 
     def _ways(self, model: BridgeModel, row: BridgeRow, recipes: ScriptRecipes) -> Iterator[ConditionEntry]:
-        """Yield the conditions that the recipe with a row's layout sets; those in ``ALWAYS`` are unknown without it."""
+        """Yield the conditions set by the recipe with a row's layout; without it, any in ``ALWAYS`` are unknown."""
         version, dtype = self.file.versions.get(row.release), self.file.dtypes[row.dtype]
         found = version and recipes.find(version, model.recipe, row.task, row.gpu, dtype, row.gpus)
         recipe = found if found and found.is_laid_out(row.sizes) else None
@@ -188,7 +188,7 @@ class BridgeTables:
                 yield self._entry(model, row, key, value, what, of if value else f"not known: {why}")
 
     def layouts(self, workload: str, models: Mapping[str, Model]) -> tuple[LayoutTable, ...]:
-        """Return the layouts of a workload, those of the oldest release first."""
+        """Return the layouts of a workload, the oldest release first."""
         return tuple(
             LayoutTable(
                 size=model.size,

@@ -153,7 +153,7 @@ class Catalogue:
         return [folder / name for folder in (self.root, self.folder) if folder is not None]
 
     def _listed(self, name: str, shape: type[Shape], section: str, key: str) -> dict[str, Any]:
-        """Return the records of the package's and the user's file ``name``; raise CatalogueError for one in both."""
+        """Return the records of the package's and the user's file ``name``; raise CatalogueError for a duplicate."""
         records: dict[str, Any] = {}
         package, *own = self.folders(name)
         for path in (package, *filter(Path.exists, own)):
@@ -268,7 +268,7 @@ class Catalogue:
         return (*suite, *self.bridge.figures)
 
     def publications(self, document: str | None) -> "Published":
-        """Return the content that a document publishes; empty for None, that is, for llmb's own recipes."""
+        """Return the content that a document publishes; empty for None, the document of llmb's own recipes."""
         if document is None or not is_bridge(document):
             return self.published.get(document or "") or Published((), ())
         figures = (figure for figure in self.bridge.figures if figure.expectation.release == document)
@@ -438,7 +438,7 @@ class JobDefaults(Record):
     """Number of nodes whose GPUs NVLink connects."""
     variables: tuple[JobVariable, ...]
     vboost: int | None
-    """The setting that the published jobs requested on nodes that allow it; None if they requested none."""
+    """The setting that the published jobs requested on nodes that allow it; None if the jobs requested no setting."""
     vboost_source: str | None
 
 

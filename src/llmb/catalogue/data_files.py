@@ -28,7 +28,7 @@ _AS_WRITTEN = {
 MOST_LEVELS = 50
 """Limit of nesting: the loaders recurse, 30,000 levels end the process, and time grows with the square of the depth."""
 MOST_VALUES = 200_000
-"""Limit of values in a file, including those repeated by aliases: a few lines of aliases can stand for billions."""
+"""Limit of values in a file, including values repeated by aliases: a few lines of aliases can stand for billions."""
 _STRING_TAG = "tag:yaml.org,2002:str"
 Shape = TypeVar("Shape", bound=BaseModel)
 Key = str | int
@@ -183,7 +183,7 @@ def _valid_keys(shape: Any, keys: tuple[Key, ...]) -> list[str]:  # noqa: ANN401
 
 
 def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
-    """Return ``file:line: what`` for the value at ``keys``, or for the nearest one above it."""
+    """Return ``file:line: what`` for the value at ``keys``, or for the nearest value above it if there is none."""
     return f"{path}:{line_in(compose_file(path), keys)}: {what}"
 
 

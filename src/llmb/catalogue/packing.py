@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing of synthetic documents into sequences: document lengths, and the cost of attention within documents.
 
-Lengths are uniform between one token and ``longest_document``, or distributed like those of SQuAD. Documents fill a
-sequence one after the other; the last one is truncated at the end of the sequence. Pure except for reading a data file.
+Lengths are uniform between one token and ``longest_document``, or distributed like SQuAD's. Documents fill a sequence
+one after the other; the last one is truncated at the end of the sequence. Pure except for reading a data file.
 """
 
 from collections.abc import Iterable, Sequence

@@ -43,7 +43,7 @@ class Document(Record):
     nccl_trace_in_log: bool = False
     """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
-    """None if llmb's names of the folders apply."""
+    """None if the document's folders have llmb's names."""
     averaged_steps: int = 1
     """The number of steps that each printed step time averages."""
     experiments: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class PublishedCondition(Record):
 
 
 class Figures(Record):
-    """The figures of one run in a document; None for those that it omits."""
+    """The figures of one run in a document; None for a figure that the document omits."""
 
     step_time_s: float
     step_time_std_s: float | None = None

@@ -120,7 +120,7 @@ class Gpu(Record):
     network_gb_s: float | None = Field(default=None, gt=0, lt=1e4)
     tdp_w: float | None = Field(default=None, gt=0)
     sms: int | None = Field(default=None, gt=0)
-    """Number of streaming multiprocessors; if None, predictions assume that of an H100."""
+    """Number of streaming multiprocessors; if None, predictions assume an H100's number."""
     gpus_per_node: int = Field(gt=0)
     relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
     """The efficiency of products and memory relative to an H100's; None, which means 1, if no step is published."""
@@ -131,7 +131,7 @@ class Gpu(Record):
     is_foreign: bool = False
     """True if a user's file describes the type, so that no published step confirms its figures."""
     nvlink_c2c: bool = False
-    """True if NVLink also connects it to its host's CPU."""
+    """True if NVLink also connects the GPU to its host's CPU."""
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -464,7 +464,7 @@ class Layout(ParallelSizes):
 
 
 DocumentLengths = Literal["uniform", "squad"]
-"""The distribution of the lengths of synthetic documents: uniform, or like those of SQuAD."""
+"""The distribution of the lengths of synthetic documents: uniform, or like SQuAD's."""
 
 
 class Training(Record):

@@ -61,7 +61,7 @@ _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
 class LayoutSizes(Record):
-    """Sizes of a layout; None for those that are not stated."""
+    """Sizes of a layout; None for a size that is not stated."""
 
     tp: Annotated[int | None, _size(help="Tensor parallel size.")] = None
     pp: Annotated[int | None, _size(help="Pipeline parallel size.")] = None
@@ -76,7 +76,7 @@ class LayoutSizes(Record):
 
 
 class Overrides(LayoutSizes):
-    """Layout values that replace those of the recipe; None keeps the recipe's value."""
+    """Layout values that replace the recipe's; None keeps the recipe's value."""
 
     first_stage_layers: Annotated[
         int | None, _size(help="Layers of the first pipeline stage; other stages share the rest.", minimum=0)
@@ -229,7 +229,7 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
 
 
 def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, LayoutTable]]:
-    """Yield the layouts of a size, each with the release to show; those of Megatron-Bridge are merged into one."""
+    """Yield the layouts of a size, each with the release to show; Megatron-Bridge's layouts are merged into one."""
     tables = [table for table in workload.layouts if table.size == size]
     bridge = [table for table in tables if table.release and is_bridge(table.release)]
     yield from ((table.release or "llmb", table) for table in tables if table not in bridge)
@@ -296,14 +296,14 @@ def is_tiny(size: str) -> bool:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return the GPU types that a size runs on: those of its layouts, then those that borrow a layout."""
+    """Return the GPU types that a size runs on: first the types of its layouts, then types that borrow."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
     return list(dict.fromkeys(itemized + borrowing))
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
-    """Return the GPU type of a request, by default the first one with a layout; raise UsageError if it is unknown."""
+    """Return the GPU type of a request, by default the first with a layout; raise UsageError if it is unknown."""
     return _gpu_type(catalogue, sized_workload(catalogue, request.workload, request.size), request)
 
 
@@ -335,7 +335,7 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
 
 def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
     """Return the requested release. By default, it is the reference suite's newest if that has a recipe for the dtype
-    and GPU type, else the newest of Megatron-Bridge that has one; ``mb`` selects only among the latter."""
+    and GPU type, else Megatron-Bridge's newest with such a recipe; ``mb`` selects only among Megatron-Bridge's."""
     suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
     if request.release in (None, NEWEST):
         default = suite[-1:] if request.release is None else []
@@ -542,8 +542,8 @@ def _expectations(
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
-    """Return the recipes of a request at all scales, the smallest first, by dtype; only the request's dtype if it has
-    one.
+    """Return the recipes of a request at all scales, the smallest first, by dtype; if the request has a dtype, only
+    that.
 
     Raise UsageError for an unknown name, and if the request has a scale."""
     if request.scale is not None:

@@ -79,7 +79,7 @@ class ExpectedError(Record):
 
 
 class FittedRate(Record):
-    """The relative standard deviation of a fitted rate, and its correlations with others of its fit, listed once."""
+    """A fitted rate's relative standard deviation, and its correlations with other rates of the fit, listed once."""
 
     deviation: float = Field(gt=0)
     correlations: dict[str, float] = Field(default={})
@@ -98,7 +98,7 @@ class RatesFile(Record):
 
 
 class ModelFile(Record):
-    """The content of ``models/<model>.yaml``. Keys of a size take precedence over those of ``common``."""
+    """The content of ``models/<model>.yaml``. Keys of a size take precedence over ``common``."""
 
     model: str
     source: str
@@ -149,11 +149,11 @@ class BatchRule(Record):
 
 
 class LayoutTable(Record):
-    """Layouts of one size. A table without a release is one that this project adds."""
+    """Layouts of one size; llmb itself adds the tables without a release."""
 
     size: str
     model_size: str | None = None
-    """Size of the model that the document trains under this name, if that differs."""
+    """Size of the model that the document trains under this name, if the model's size differs from ``size``."""
     release: str | None = None
     document: str | None = None
     gpu_types: tuple[str, ...] = ()

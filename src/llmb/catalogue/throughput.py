@@ -30,8 +30,7 @@ def parameter_count(model: Model) -> tuple[int, int]:
 
 
 def trainable_parameters(model: Model, lora: Lora | None) -> int:
-    """Return the number of parameters with gradients and optimizer state: those of the adapters, or all without
-    adapters.
+    """Return the number of parameters with gradients and optimizer state: the adapters', or all without adapters.
 
     If feed-forward layers have adapters, the model must have no experts."""
     if lora is None:
@@ -146,8 +145,8 @@ def model_flops(
 
     ``causal`` counts only the half of the attention square that a causal model needs. ``frozen`` excludes weight
     gradients, so two of three passes remain for weights; attention has no weights. ``packing`` replaces the number of
-    tokens by that of the documents, and the squared length by the sum of squared lengths of the documents (or of their
-    attention chunks).
+    tokens by the documents' number of tokens, and the squared length by the sum of squared lengths of the documents (or
+    of their attention chunks).
     """
     tokens = packing.tokens if packing else seq_len
     passes = FROZEN_PASSES if frozen else PASSES
@@ -233,7 +232,7 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The metrics that follow from a step time. Each None has its reason in ``reasons``, under the same name."""
+    """The metrics that follow from a step time. ``reasons`` has the reason for each metric that is None."""
 
     tokens_per_s: float
     """Rate of all positions, including padding."""

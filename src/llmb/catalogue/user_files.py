@@ -16,7 +16,7 @@ READERS: Mapping[str, Callable[[Catalogue, str], object]] = {
     "workloads": lambda catalogue, name: catalogue.workloads[name],
     "expectations": lambda catalogue, name: catalogue.published[name],
 }
-"""Readers of the parts of a catalogue, by file or folder; parts that others need come first."""
+"""Readers of the parts of a catalogue, by file or folder; a part precedes the parts that need it."""
 VALID = ", ".join(name if name.endswith(".yaml") else f"{name}/NAME.yaml" for name in READERS)
 
 
@@ -28,7 +28,7 @@ class UserFile(NamedTuple):
 
 
 def check_user_files(catalogue: Catalogue, folder: Path) -> list[UserFile]:
-    """Return the files in the user's folder, without hidden ones, each with its own problems."""
+    """Return the files in the user's folder, without hidden files, each with its own problems."""
     paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir()]
     order = {name: place for place, name in enumerate(READERS)}
     found: list[UserFile] = []

@@ -348,7 +348,7 @@ def run(
 def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: None) -> Run:
     """Return a run that has ended, even if it failed, like ``llmb result``.
 
-    ``run`` is its id, its folder, its label if no other run has that, or ``"latest"``, the newest that ended
+    ``run`` is its id, its folder, its label if no other run has the same, or ``"latest"``, the newest that ended
     successfully. Raise UsageError if there is no such run.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
@@ -407,8 +407,8 @@ def judge(
     """Judge whether a run is as fast as it should be, like ``llmb judge``.
 
     ``path`` is its id, folder or log, or ``"latest"``. Repeats with a label or in a folder have one verdict ``against``
-    other runs. ``tolerance`` is in percent, ``gpu_type`` is that of logs that do not report it, and ``window`` selects
-    the steps to average. Raise UsageError unless there is exactly one verdict.
+    other runs. ``tolerance`` is in percent, ``gpu_type`` is the GPU type of logs that do not report it, and ``window``
+    selects the steps to average. Raise UsageError unless there is exactly one verdict.
     """
     limit = tolerance_of(tolerance, "tolerance")
     if window is not None:

@@ -133,7 +133,7 @@ class Placed:
     json: Json = False
 
     def is_job(self, given: Mapping[str, Any]) -> bool:
-        """Return whether a scheduler option is set; raise UsageError if only --wait or --dry-run is."""
+        """Return whether a scheduler option is set; raise UsageError if only --wait or --dry-run is set."""
         for flag, chosen in {"--wait": self.wait, "--dry-run": self.dry_run}.items():
             if chosen and not given:
                 raise UsageError(f"{flag} requires a queued job", do="add --nodes, such as --nodes 2")
@@ -383,7 +383,7 @@ SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
 def _of_experts(
     request: CollectiveRequest, shapes: dict[str, Any], placed: Placed, given: Mapping[str, Any]
 ) -> CollectiveRequest:
-    """Return the request for a recipe's exchange between experts; raise UsageError if it has none."""
+    """Return the request for a recipe's exchange between experts; raise UsageError if the recipe has no exchange."""
     if own := [name for name in ("names", "min_size", "max_size", "factor") if name in given]:
         what = "COLLECTIVE" if own[0] == "names" else f"--{own[0].replace('_', '-')}"
         raise UsageError(f"--experts measures a fixed all-to-all and does not accept {what}", do=f"omit {what}")

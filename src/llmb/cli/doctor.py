@@ -352,7 +352,7 @@ def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
 
 
 def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail_on_drift: bool, json: bool) -> None:
-    """Print how settings changed since a run; raise UsageError if it recorded none. With ``fail_on_drift``, raise
+    """Print how settings changed since a run; raise UsageError if the run recorded none. With ``fail_on_drift``, raise
     RunFailed for an important change or a node that could not be read."""
     run, reference = find_reference(install, against)
     found = read_nodes(install, several)

@@ -51,7 +51,7 @@ ExpectS = Annotated[
 
 
 class StepLines:
-    """Prints lines about a run: at intervals, and when its state or its pace relative to the expected one changes."""
+    """Prints lines about a run: at intervals, if its state changes, and if its pace becomes slow, fast or normal."""
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run

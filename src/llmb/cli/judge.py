@@ -48,7 +48,7 @@ Runs = Annotated[
     ),
 ]
 BAD, SKIP = 1, 125
-"""Exit codes of ``git bisect run`` for a bad commit, and for one that cannot be judged."""
+"""Exit codes of ``git bisect run`` for a bad commit, and for a commit that cannot be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def judge(
 def _runs_to_judge(
     runs: list[str] | None, install: Path, window: str | None, logs: dict[str, Any]
 ) -> tuple[Sequence[AnalyzedRun], Sequence[ExcludedRun]]:
-    """Return the runs with the requested window, and those that are left out; raise UsageError if there are no runs."""
+    """Return the runs with the requested window, and the excluded runs; raise UsageError if there are no runs."""
     selected = find_all_runs(runs, install, say)
     found = with_stated(in_window(selected.runs, window), logs, Catalogue())
     if not found:
@@ -202,7 +202,7 @@ def _runs_to_judge(
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
-    """Raise Regressed or NoVerdict unless all runs passed; ``published``: no reference was requested."""
+    """Raise Regressed or NoVerdict unless all runs passed; ``published``: True if no reference was requested."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return

@@ -275,7 +275,7 @@ def _predictor(
     catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns, *, searches: bool = False
 ) -> Callable[[EnginePlan], Prediction]:
     """Return a function that predicts plans for the GPU type of ``plan``, calibrated by ``basis``. With ``searches``,
-    raise UsageError if that is a trace, because it calibrates a single layout."""
+    raise UsageError if ``basis`` is a trace, because a trace calibrates just one layout."""
     calibration, gpu = _calibration(catalogue, basis, plan, find, searches), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
@@ -316,7 +316,7 @@ def _calibration(
 
 
 def _traces_at(path: Path) -> list[Path]:
-    """Return the trace at a path, or those in a run's folder of traces; an empty list for anything else."""
+    """Return the trace at a path, or the traces in a run's folder of traces; an empty list for anything else."""
     from llmb.readers.profiles import NSYS_FOLDER, TORCH_FOLDER
     from llmb.readers.profiles.trace_files import JSON_ENDS, REPORT_END, SQLITE_END, find_traces
 
@@ -421,8 +421,8 @@ def plan_with(
     """Search the layouts of a recipe, with predictions calibrated by ``basis``. ``explicit`` are the options that are
     set; the others in ``WITH_DEFAULTS`` are searched.
 
-    Raise UsageError for options that the search does not support, and if no layout fits and the recipe's is invalid.
-    """
+    Raise UsageError for options that the search does not support, and if no layout fits and the recipe's layout is
+    invalid."""
     sizes, parallelism = request.overrides.explicit(), choices.parallelism
     for problem in parallelism.sync_problems():
         raise UsageError(problem)

@@ -201,7 +201,7 @@ def _maker(parameters: Iterable[inspect.Parameter], make: Maker) -> Maker:
 
 
 def request_of(values: Mapping[str, Any]) -> ModelRequest:
-    """Return the request that ``completed`` values describe; raise UsageError if one of them is invalid."""
+    """Complete ``values`` and return the request that they describe; raise UsageError if a value is invalid."""
     return build(ModelRequest, completed(values))
 
 

@@ -93,8 +93,7 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
 
 def _drift(values: Floats) -> tuple[float, float]:
     """Return the change over the series in percent of its mean, and half the width of its 95 % confidence interval. The
-    interval is derived like that of a mean (``half_width``), from components orthogonal to the drift.
-    """
+    interval is derived like the interval of a mean (``half_width``), from components orthogonal to the drift."""
     blocks, size = block_means(values)
     count = len(blocks)
     line, rows, correction = _drift_weights(count)

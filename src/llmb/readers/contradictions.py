@@ -10,29 +10,29 @@ SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
 MOST_OF_CLOCK = 1.1
 """Maximum sum of step times relative to the elapsed clock time; the clock may have been adjusted meanwhile."""
 LEAST_OF_CLOCK = 0.5
-"""Minimum of the median step time relative to the median time between the ends of two steps, less known pauses.
-Checkpoints and evaluations separate some steps, but not most."""
+"""Minimum ratio of the median step time to the median time from the end of a step to the end of the next, less known
+pauses. Checkpoints and evaluations separate some steps, but not most."""
 CLOCK_ERROR_S = 1.0
-"""Error of times that a waiting host reads, or that a clock with whole seconds shows."""
+"""Maximum error of a timestamp in whole seconds, or of the time at which a waiting host notes the end of a step."""
 FINE_CLOCK_ERROR_S = 1e-3
 """Error of the median time between lines if the clock shows fractions of a second."""
 FEW_LAPS = 3
-"""With fewer steps, a single wait of the host may lengthen the median step."""
+"""With fewer laps, a single wait of the host may change the median time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lap:
-    """The time from the end of a step to that of a later one."""
+    """The time from the end of a step to the end of a later step."""
 
     steps_s: float
     """The sum of the step times."""
     clock_s: float
     """Seconds that passed by the clock."""
     between_s: float = 0.0
-    """Time between the steps that is known to belong to none of them."""
+    """Seconds between steps, such as pauses, that belong to no step."""
     steps: int = 1
     ranks_apart_s: float = 0.0
-    """Step time of the slowest rank minus that of the fastest; ``steps_s`` is that of the slowest."""
+    """Step time of the slowest rank minus the fastest rank's; ``steps_s`` is the slowest rank's."""
 
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:

@@ -86,7 +86,7 @@ def _problems(report: NodeReport) -> Table:
 
 
 def _not_checked(report: NodeReport) -> Iterator[tuple[str, ...]]:
-    """Yield the unchecked checks by area and reason. Those of a whole area are not listed one by one."""
+    """Yield the unchecked checks by area and reason. The checks of a whole area are not listed one by one."""
     checked = Counter(rule_of(check.name).area for check in report.checks)
     for area in (*AREAS, BETWEEN):
         reasons: dict[str, list[str]] = {}
@@ -165,7 +165,7 @@ def _wrong(checks: Collection[Check]) -> list[Check]:
 
 
 def _text(checks: Collection[Check], given: set[str]) -> str:
-    """Format the values of checks, and the advice that is not yet in ``given``; add it there."""
+    """Format the values of checks, and the advice that is not yet in ``given``; add this advice to ``given``."""
     lines = []
     for check in checks:
         mark = "" if check.name == ANSWER else f"{title_of(check.name)}: "

@@ -159,7 +159,7 @@ def local_time(time_s: float) -> str:
 
 
 def short_time(time_s: float) -> str:
-    """Format a time for a table: without the year if that is the current one, otherwise without the time of day."""
+    """Format a time for a table: without the year if it is the current year, otherwise without the time of day."""
     at = datetime.fromtimestamp(time_s)
     return at.strftime("%m-%d %H:%M" if at.year == datetime.now().year else "%Y-%m-%d")
 
@@ -300,7 +300,7 @@ def watch_line(seen: RunView) -> str:
 
 
 def pace_warning(comparison: PaceComparison) -> str:
-    """Describe how the pace differs from the expected one."""
+    """Describe how the pace differs from the expected pace."""
     delta, expected = comparison.delta_pct or 0.0, comparison.expected
     how = "longer" if delta > 0 else "less"
     said = f"{number(expected.step_time_s)} s, {expected.source}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results as JUnit XML for CI systems. Undecided cases are skipped, with the reason, and never pass.
 
-The format is that of https://github.com/testmoapp/junitxml.
+The format is described at https://github.com/testmoapp/junitxml.
 """
 
 import re
@@ -38,7 +38,7 @@ VERDICTS: dict[VerdictName, Outcome] = {
 }
 """Outcomes by verdict."""
 RUN_OUTCOMES: dict[str, Outcome] = {"success": "pass", "failed": "failure"}
-"""Outcomes by status of a run; any other is an error."""
+"""Outcomes by status of a run; any other status is an error."""
 
 
 class JunitCase(NamedTuple):

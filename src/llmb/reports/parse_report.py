@@ -399,7 +399,7 @@ def groups_csv(groups: "Iterable[RunGroup]") -> str:
 
 
 def scaling_tables(report: ParseReport, scalings: "Sequence[Scaling]") -> list[Table]:
-    """Return one table per recipe, or one with the reason if there are none."""
+    """Return one table per recipe, or a table with the reason if there are none."""
     if not scalings:
         why = "no log reports both its recipe and its number of GPUs"
         return [Table(f"Scaling, window {report.rule}", [Column("")], caption=why)]

@@ -142,7 +142,7 @@ class RunPrediction(Shown):
     curve: Curve | None = None
     goodput: Goodput | None = None
     imbalance: float | None = None
-    """Rows that the experts of the fullest rank compute, relative to the mean; None if all ranks compute the same."""
+    """Tokens for the experts of the most heavily loaded rank, relative to the mean; None if the load is equal."""
     what_if: Sequence[Scenario] = ()
     tokens: float = TRILLION
     """The number of tokens to train on."""
@@ -453,7 +453,7 @@ class LayoutPlan(Shown):
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """Return the first layout, and those with a cost that exceeds the first's by at most the prediction's error."""
+        """Return the first layout, and layouts that cost more than the first by at most the prediction's error."""
         most = 1 + self.first.error_pct / 100
         return tuple(one for one in self.layouts if self.cost(one) <= most * self.cost(self.layouts[0]))
 

@@ -92,10 +92,10 @@ def answer_text(result: Result, verdict: Verdict | None) -> str:
 def run_table(
     plan: Plan, result: Result, steps: Sequence[Step] = (), *, answer: str = "", brief: bool = False
 ) -> Table:
-    """Return a table with one row per metric, measured and published, below the answer or else the verdict.
+    """Return a table with one row per metric, measured and published. The title begins with the answer or else the
+    verdict.
 
-    With ``steps``, a row has a sparkline of their times. If ``brief``, rows that only some readers need are omitted.
-    """
+    With ``steps``, a row has a sparkline of their times. If ``brief``, rows that only some readers need are omitted."""
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     expected = plan.recipe.figure

@@ -78,7 +78,7 @@ class Column(Generic[Row]):
     optional: bool = False
     """True to omit the column if no row has a value."""
     common: bool = False
-    """True to move the value to the title if all rows have the same one."""
+    """True to move the value to the title if all rows have the same value."""
     min_width: int | None = None
     max_width: int | None = None
     """The width at which cells are wrapped on every terminal."""
@@ -272,7 +272,7 @@ LONGEST_LABEL = 40
 LEAST_LAST = 16
 """The smallest readable width of a last column; names in it may be broken."""
 MOST_LINES = 10**6
-"""A height that is never reached: otherwise rich assumes 80 columns for a terminal without styles."""
+"""A height that no table reaches: without a height, rich assumes 80 columns on a terminal without styles."""
 
 
 def terminal_lines(table: Table, width: int) -> list[str]:

@@ -101,7 +101,7 @@ class AcceptanceRequest(Record):
 
 @dataclass(slots=True)
 class Findings:
-    """The rows of parts that have run, and the unfit nodes; a later round of a part replaces its row."""
+    """The rows of an acceptance so far, by name, and the unfit nodes. A new row replaces the row with the same name."""
 
     rows: dict[str, AcceptancePart] = field(default_factory=dict)
     unfit: list[str] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return a key; only acceptances with equal keys are continued or compared."""
+    """Return the key of an acceptance: only an acceptance with an equal key can be continued, or compared with it."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -121,7 +121,7 @@ def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
     """Return the folder and request of an unfinished acceptance with this key, unless ``start_new`` is set or a later
-    one is a valid reference; otherwise, create a new acceptance. Raises NotWritable if that fails."""
+    acceptance is a valid reference; otherwise, create a new acceptance. Raises NotWritable if that fails."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
@@ -169,7 +169,7 @@ def accept(
     terms: Terms,
     write_page: Callable[[AcceptanceResult, Sequence[str]], None],
 ) -> AcceptanceResult:
-    """Run all parts without a saved result; write the result and, if anything was trained, the archive and the page.
+    """Run all parts that have no saved result; write the result and, if anything was trained, the archive and the page.
 
     Raises the errors of ``PartsFolder.do`` and ``choose``, and NotWritable if a file cannot be written.
     """
@@ -195,7 +195,7 @@ def accept(
 def do_parts(
     parts: PartsFolder, request: AcceptanceRequest, place: AcceptedNodes, choose: Choose, terms: Terms
 ) -> tuple[Findings, list[str]]:
-    """Run or plan all parts; return the findings, and the labels of runs in order. Planned parts exclude no node."""
+    """Run, or only plan, all parts; return the findings, and the labels of the runs in order."""
     findings = Findings()
     before = parts.install / ACCEPTANCES / request.before if request.before else None
     fit: list[str] = []
@@ -276,7 +276,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes``; return the result of waiting for it, and the measurement's document, if any."""
+    """Queue a measurement on ``nodes`` and wait for its job; return the result of the wait and the document, if any."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -313,7 +313,7 @@ class RecipeRuns:
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train in rounds until the verdict is conclusive, time is up or a run fails; in jobs, train only one round."""
+        """Train the recipe in rounds until its verdict is conclusive, time is up or a run fails; in jobs, just once."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:

@@ -50,7 +50,7 @@ def calibrate_with_bench(
 
 
 class _Rates:
-    """The measured rates. Memory's is added first, because the times of products include writing their results."""
+    """The measured rates. Memory comes first, because the times of products include writing their results."""
 
     def __init__(self, rows: Sequence[Measurement], plan: EnginePlan, gpu: Gpu, usual: Calibration) -> None:
         self.rows, self.gpu, self.usual = rows, gpu, chip_rates(usual.rates, gpu.relative_efficiency)
@@ -67,7 +67,7 @@ class _Rates:
         self._add_exchanges(plan)
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
-        """Return the measured bursts, and the largest factor by which sustained work took longer than a burst."""
+        """Return the measured bursts, and the largest ratio of the time of sustained work to the time of a burst."""
         rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
         bursts = {_case(row): row for row in rows if not row.sustained}
         sustained = [row for row in rows if row.sustained and _case(row) in bursts]
@@ -140,7 +140,7 @@ class _Rates:
             self.texts.append(f"{case} at {reached:,.0f} GB/s")
 
     def _add_exchanges(self, plan: EnginePlan) -> None:
-        """Add the times of all-to-all, which count for messages of exactly the measured size and ranks."""
+        """Add the times of all-to-all messages; predictions use a time only for the same size and number of ranks."""
         rows, layout = Sizes(plan).expert_rows(), plan.recipe.layout
         needed = layout.ep, BF16 * plan.recipe.model.hidden_size * rows // layout.etp
         for row in self.rows:

@@ -352,7 +352,7 @@ class BenchSettings:
 
 
 def device_here(choice: DeviceChoice, machine: Machine) -> Device:
-    """Return the chosen device, by default the GPU if there is one; raise EnvironmentProblem if a GPU is missing."""
+    """Return the device; for ``auto``, the GPU, if any. Raise EnvironmentProblem if the chosen GPU is missing."""
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:
@@ -376,9 +376,8 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
 def recipe_of(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
-    """Return the recipe from which the shapes are taken, as ``resolved_here`` does; also raise UsageError if its model
-    has parts that ``weights_of`` does not support.
-    """
+    """Return the recipe that determines the shapes. Raises UsageError as ``resolved_here`` does, and if the model has
+    parts that ``weights_of`` does not support."""
     recipe = resolved_here(catalogue, request, dtypes, device, machine)
     if parts := recipe.model.other_parts:
         what = f"the shapes of {recipe.model_name} cannot be measured, because the model has {', '.join(parts.names)}"

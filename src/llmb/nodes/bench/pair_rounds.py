@@ -49,7 +49,7 @@ Places = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Concurrent steps of one program. Each lists the indexes of its nodes, or none to run on all fit nodes."""
+    """Concurrent steps of one program. Each step lists the indexes of its nodes, or none to run on all fit nodes."""
 
     name: str
     seconds: float
@@ -150,7 +150,7 @@ def _problem(step: Path, phase: Phase) -> str | None:
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a program's output, or else of the launcher's, truncated to ``LAST_WORDS``."""
+    """Return the last line of a program's output, or else the launcher's last line, truncated to ``LAST_WORDS``."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(LAUNCHER)]
     return next(iter((others or lines)[-1:]), "")[:LAST_WORDS]

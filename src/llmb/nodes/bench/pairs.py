@@ -343,7 +343,7 @@ def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
 
 
 def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
-    """Return each node's best speed among its pairs, which bad partners do not affect."""
+    """Return each node's best speed among its pairs, on which a single bad partner has no effect."""
     best: dict[int, float] = {}
     for pair in pairs:
         speed = None if pair.problem else kind.speed(pair.figures)
@@ -375,7 +375,7 @@ def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | N
 
 
 def _is_slow(node: int, by_node: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
-    """Return whether a node is slow: all its pairs are bad, or most are, with partners that are otherwise good."""
+    """Return whether a node is slow: all its pairs are bad, or most are, with partners whose other pairs are good."""
     partners = [pair.other(node) for pair in by_node[node] if pair in bad]
     if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(by_node[node]):
         return False

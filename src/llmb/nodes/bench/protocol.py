@@ -175,7 +175,7 @@ SHOWN_AS_SUM: frozenset[Collective] = frozenset(["all_reduce", "reduce_scatter",
 UNCHECKED_IN_PLACE: frozenset[Collective] = frozenset(["alltoall", "sendrecv"])
 """Collectives that, in place, may overwrite data before it is sent, so that no result is expected."""
 BASES, WEIGHTS = 61, 64
-"""Bounds of values, small enough that sums over 8,000 ranks are exact in fp32."""
+"""Upper bounds of the factors of a value, small enough that sums over 8,000 ranks are exact in fp32."""
 
 
 class CollectiveJob(Record):
@@ -202,7 +202,7 @@ class Way(Record):
 
 
 class CollectiveRow(Record):
-    """The results of a collective at one size; None for a way that the library does not support."""
+    """The results of a collective at one size; ``out_of_place`` is None for all_reduce, which torch runs in place."""
 
     collective: Collective
     size_bytes: int
@@ -212,7 +212,7 @@ class CollectiveRow(Record):
 
 
 class NotTimed(Record):
-    """A collective that could not be measured, from a size upwards or, if that is None, at all."""
+    """A collective that could not be measured at ``size_bytes`` or more or, if that is None, at any size."""
 
     collective: Collective
     size_bytes: int | None

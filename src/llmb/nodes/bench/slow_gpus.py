@@ -91,7 +91,7 @@ def gpus_job(device: Device, seconds: float) -> CaseList:
 
 
 def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
-    """Measure on ``ranks`` GPUs of this machine, or with ``ranks`` processes on a CPU.
+    """Time the product of ``job`` on ``ranks`` GPUs of this machine, or with ``ranks`` processes on a CPU.
 
     Raises EnvironmentProblem if torch is missing, RunFailed if the program fails, UserInterrupt on a signal.
     """

@@ -74,7 +74,7 @@ class NodesCheck:
     reports: dict[str, NodeReport] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
-    """The seconds of waiting after which jobs without a report were first found to have ended."""
+    """Seconds from the beginning of the wait until the job of a node without a report was seen to have ended."""
 
     @property
     def scheduler(self) -> Scheduler:

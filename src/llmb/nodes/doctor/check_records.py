@@ -53,8 +53,8 @@ class NodeReport(Record):
     checks: tuple[Check, ...]
     not_checked: tuple[NotChecked, ...] = ()
     clock_ahead_s: float | None = None
-    """Seconds that the node's clock is ahead of the one that timestamps files in the install root; None if the node was
-    checked alone."""
+    """Seconds that the node's clock is ahead of the clock that timestamps files in the install root; None if the node
+    was checked alone."""
     clock_uncertainty_s: float | None = None
     """The uncertainty of ``clock_ahead_s`` in both directions, in seconds."""
 

@@ -275,7 +275,7 @@ OPTION = "exclude"
 UNFIT, FILE = "unfit", "@"
 OLD_S = 24 * 3600
 LONGEST_JOB_S = 7 * OLD_S
-"""Jobs submitted more than this number of seconds before a check are assumed to have ended when it began."""
+"""Jobs submitted more than this number of seconds before a check are assumed to have ended when the check began."""
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\]|[\[\]])+")
 _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]

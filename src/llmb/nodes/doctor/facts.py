@@ -26,8 +26,8 @@ OF_CLUSTERS = frozenset((*SCHEDULERS, "scheduler", "cluster_name", "fabric"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """The expected properties of a node; None for those that are unknown. ``gpu_type_by`` and ``gpus_by`` are the
-    sources of the expected GPU type and number of GPUs."""
+    """The expected properties of a node; None if unknown. ``gpu_type_by`` and ``gpus_by`` are the sources of the
+    expected GPU type and number of GPUs."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
     gpu: Gpu | None = None
@@ -49,7 +49,7 @@ class TargetFacts:
 
 def target_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> TargetFacts:
     """Return the expectations from the command's ``gpu_type`` and ``gpus``, or else from settings. Raises UsageError if
-    the GPU type is unknown, or is not that of the job's partition."""
+    the GPU type is unknown, or differs from the job's partition."""
     config, scheduler = site.config, scheduler_of(site)
     check_gpu_type(catalogue, gpu_type)
     chosen = scheduler.defaults(site, scheduler.options_here(site.shell), gpu_type and gpu_type.lower())

@@ -154,7 +154,7 @@ class Node:
         return checks[area]()
 
     def _file_server_clock(self) -> ClockReading | Missing:
-        """Compare this node's clock with the one that timestamps files in the install root, which all nodes share."""
+        """Compare this node's clock with the clock that timestamps files in the install root, which all nodes share."""
         install = read_disk(self.source, next(iter(self.request.places.values())), 0)
         if isinstance(install, Missing):
             return install

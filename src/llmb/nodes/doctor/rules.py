@@ -51,7 +51,7 @@ Finding = Check | NotChecked
 
 
 class Thresholds(Record):
-    """The thresholds of a value; those for ``fail`` take precedence over those for ``warn``."""
+    """The thresholds of a value; the thresholds for ``fail`` take precedence."""
 
     fail_above: float | None = None
     fail_below: float | None = None

@@ -36,7 +36,7 @@ _ARGUMENTS = {
 """Arguments of Megatron and derived programs, as printed when a run starts."""
 _ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
 _ARGUMENTS_SIGN, _PARAMETER_SIGN, _GPU_SIGN = b"parallel_size", b"Config param ", b"NVIDIA "
-"""Present wherever a pattern matches; searching for text takes a tenth of the time."""
+"""Strings that occur wherever the patterns match; searching for a string takes a tenth of the time."""
 _PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
 _GPU = re.compile(
     rb"\bNVIDIA (?P<chip>G?[ABHL]\d{2,3}S?)"
@@ -44,14 +44,14 @@ _GPU = re.compile(
 )
 """The name of a device, from the driver or CUDA."""
 _SLICES = re.compile(rb"[\r\n] {1,9}MIG {1,9}[\w.+]{1,20} {1,9}Device {1,9}\d")
-"""The lines of ``nvidia-smi -L`` below their GPU."""
+"""Matches a MIG device in the output of ``nvidia-smi -L``."""
 
 _EXPERIMENT = re.compile(
     r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z0-9][a-z0-9.-]*?)*?)"
     r"_(?P<size>\d+(?:\.\d+)?[bmt](?:[-_]?a\d+b)?|\d+x\d+b|e\d+|v\d(?:_flash)?|k\d|nano|super|ultra|lightning)"
     r"(?=_|\.out|$)"
 )
-"""Some models of Megatron-Bridge are named by a version or a word where others have a size."""
+"""Some of Megatron-Bridge's names have a version or a word instead of a size."""
 _DTYPE = re.compile(r"_(bf16|fp8|fp32|nvfp4|mxfp8)(?:_(cs|ds|mx|sc|ss))?(?=_|\.|$)")
 _SCALINGS = {"cs": "current", "ds": "delayed"}
 _SCALE = re.compile(r"_(?:bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?_(?:gpus)?(\d{1,6})(?=_|\.|$)")
@@ -78,9 +78,9 @@ _OF_ONE_RUN = re.compile(
 )
 """Arguments whose values differ between repeats."""
 ARGUMENTS = "arguments.digest"
-"""Key of a configuration with the digest of all arguments printed before the first step."""
+"""Key of the digest of all arguments that were printed before the first step."""
 INFERRED_RELEASE = "release.inferred"
-"""Key of a configuration whose release is inferred from the form of the experiment's name."""
+"""Key that is true if the release was inferred from the form of the experiment's name."""
 
 
 def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:

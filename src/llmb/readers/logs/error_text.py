@@ -31,8 +31,8 @@ _FAILURES = tuple(
         ((b"Traceback (most recent",), rb"Traceback \(most recent[^\r\n]*"),  # of an exception with another name
     )
 )
-"""The kinds of failures, each with its signs: one of them occurs wherever the pattern matches, and is found ten times
-faster. The first failure of a kind causes the later ones; a kind precedes those that it may cause.
+"""The kinds of failures, each with signs and a pattern: one of the signs occurs wherever the pattern matches, and is
+found ten times faster. The first failure of a kind causes the later ones; a kind precedes the kinds that it may cause.
 """
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
 """Slurm's message when it ends a job, such as at the time limit; the processes that it kills then raise exceptions."""
@@ -123,7 +123,7 @@ time), the pattern, and the evidence."""
 
 
 def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
-    """Return how a profiler or a trace slowed down a run, with the evidence from its log; None if neither did."""
+    """Return "profiled" or "traced" if a profiler or NCCL's trace slowed down a run, with the evidence from its log."""
     parts = (head,) if head.endswith(tail) else (head, tail)  # the head of a short log contains the tail
     for status, marks, sign, text in _SIGNS:
         for part in parts:

@@ -146,8 +146,8 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield each file, sorted by path, with its ``lstat`` result, or None if that fails. Omit further hard links to a
-    file, such as the name of a log in a reference document."""
+    """Yield each file once, whatever the number of its hard links, sorted by path, with its ``lstat`` result, or None
+    if ``lstat`` fails."""
     inodes: set[tuple[int, int]] = set()
     for name in sorted(names, key=lambda name: name.split("/")):
         try:
@@ -163,7 +163,7 @@ def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
 
 
 def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutcome:
-    """Return a file's size, or its outcome if its name or type excludes it; ``status`` may be that of a link."""
+    """Return a file's size, or its outcome if its name or type excludes it; ``status`` may describe a link."""
     name = path.name
     for pattern, kind, reason in _NAMES:
         if pattern.search(name):
@@ -180,7 +180,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
-    """Parse a log. By default, the window of a reference document's log is that of the document."""
+    """Parse a log. With the default rule, a reference document's log is read with the document's window."""
     document = document_of_log(path) if rule == DEFAULT_RULE else None
     documented = document.window if document else None
     try:

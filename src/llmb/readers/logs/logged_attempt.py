@@ -20,7 +20,7 @@ from llmb.readers.logs.step_line import StepLine
 
 GBS, SEQ_LEN, GPUS = "layout.gbs", "layout.seq_len", "layout.gpus"
 MOST_APART = 1.1
-"""Maximum ratio between numbers of tokens, of which one is the product of a rounded rate and a rounded time."""
+"""Maximum ratio of two numbers of tokens that count as equal; one is a rounded rate times a rounded time."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class PrintedWork:
         return f"the global batch size changes {before}to {gbs:g} in step {line.step} of the window"
 
     def _consumed(self, line: StepLine) -> float | None:
-        """Note the line, and return the samples per step since the previous one; None if unknown."""
+        """Note the line, and return the samples per step since the previous line; None if unknown."""
         before = self.before
         self.leave(line)
         if before is None or line.samples is None or line.step <= before[0]:
@@ -100,7 +100,7 @@ class PrintedWork:
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:
-        """Describe a step with another number of tokens than most steps; None if there is none, or if there is no
+        """Describe a step with a different number of tokens than most steps; None if there is none, or if there is no
         usual number because steps are padded."""
         if not self.tokens:
             return None
@@ -162,7 +162,7 @@ class LoggedAttempt:
     last: int | None = None
     """Number of the run's last step, as declared by the latest line; None before the first step."""
     window: Window | None = None
-    """None before the first step, and if the rule does not fit the run."""
+    """The steps to measure; None before the first step, and if the rule does not fit the run."""
     window_last: int | None = None
     """Number of the last step for which the window was resolved: ``foreseen_last`` or, if that is None, the number
     declared by the attempt's first line."""

@@ -26,11 +26,11 @@ LOG_WARNING = "log_warning"
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
 """A pause between two lines is suspicious if it exceeds both this time and this multiple of their steps' time."""
 DISTINCT_TIMES = 5
-"""Minimum number of different step times for them to identify a run."""
+"""Minimum number of different step times that identify a run."""
 WIDEST_CLOCK_ERROR = 0.05
 """Maximum relative error of a step time from a clock of whole seconds, for the step time to be reported."""
 MOST_TFLOPS = 1e30
-"""Larger numbers are considered damage."""
+"""Larger numbers are considered damaged."""
 _BELOW_0 = math.nextafter(0.0, -1.0)
 Status = Literal[
     "success",
@@ -246,7 +246,7 @@ def _outcome(
 
 
 def _configured(log: RunLog) -> Mapping[str, Value]:
-    """Return the configuration; if it lacks the batch size, add that of the step lines."""
+    """Return the configuration; if it lacks the batch size, add the batch size from the step lines."""
     gbs = log.attempt.work.gbs
     return {GBS: gbs, **log.configuration} if gbs else log.configuration
 

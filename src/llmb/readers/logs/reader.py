@@ -224,8 +224,8 @@ def read_log(
 ) -> RunLog:
     """Read ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps to keep.
 
-    If the log declares no last step, or a different one midway, the window moves, perhaps to earlier steps, and the
-    log is read again. ``path`` may contain the experiment's name; ``documented`` is the window of the log's reference
+    If the log declares no last step, or changes it midway, the window moves, perhaps to earlier steps, and the log is
+    read again. ``path`` may contain the experiment's name; ``documented`` is the window of the log's reference
     document. Raise OSError if the stream cannot be read.
     """
     log = _Pass(LoggedAttempt(rule, documented=documented)).read(PlainText(stream), chunk_bytes, path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of any log's step lines, and the lines that ``llmb`` logs, like NeMo 2, after steps, saves and loads."""
+"""The content of a step line of any format, and the lines that ``llmb`` itself logs in the format of NeMo 2."""
 
 import math
 import re
@@ -87,7 +87,7 @@ def format_step_line(
 
 
 def _plain_decimal(value: float) -> str:
-    """Format with at least four significant digits and no exponent, which scripts that read these logs would drop."""
+    """Format a number with at least four significant digits and no exponent, which scripts would drop."""
     digits = 3 - math.floor(math.log10(value)) if 0 < value < math.inf else 3
     return f"{value:.{max(3, digits)}f}"
 

@@ -8,9 +8,9 @@ each collective, with its own pointer to the communicator (``comm``).
 A pointer belongs to one process, and to one communicator from the line that initializes it to the one that destroys it;
 then it may be reused. ``node7:4001:4123 [3] NCCL INFO ncclCommInitRank comm 0x55.. rank 3 nranks 8 cudaDev 3 nvmlDev 3
 busId 1b000 commId 0x9a.. - Init START``. ``commId`` is the same for all ranks. From 2.23 on, splits have no ``commId``
-but ``parent 0x44.. color 1 key 3``; from 2.24 on also ``splitCount 2`` (later ``childCount``), the split's number
-among those of its parent. Up to 2.20, splits with equal parent and color have the same ``commId``. Formats: NCCL from
-2.19 on, ``src/init.cc``.
+but ``parent 0x44.. color 1 key 3``; from 2.24 on also ``splitCount 2`` (later ``childCount``), the split's number among
+its parent's splits. Up to 2.20, splits with equal parent and color have the same ``commId``. Formats: NCCL from 2.19
+on, ``src/init.cc``.
 """
 
 import re
@@ -32,7 +32,7 @@ _PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] 
 WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
 """The process, if the line contains it, and the device."""
 BARE_WRITER = rb"\n" + _PROCESS + _DEVICE
-"""The writer at the beginning of a line, as a faster search."""
+"""Matches the writer at the beginning of a line, which is faster to find."""
 _END = re.compile(rb"- (?:Init START|(?:Destroy|Abort) COMPLETE)")
 _LINE = re.compile(
     WRITER + rb"[^\r\n]{0,100}?\bcomm (\S{1,40}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (\d{1,5})([^\r\n]{0,400}?) ?\Z"
@@ -86,7 +86,7 @@ class Event(NamedTuple):
     comm_id: str | None
     parent: str | None
     number: str | None
-    """Number of the split among those of its parent."""
+    """Number of the split among its parent's splits."""
     color: str | None
 
 
@@ -207,7 +207,7 @@ def unclear_names(handles: Iterable[Handle]) -> set[str]:
 
 
 def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
-    """Return whether these can be the ranks of one communicator, and whether none is missing."""
+    """Return whether ``members`` can be the ranks of one communicator, and whether none is missing."""
     fits = len({handle.ranks for handle in members}) == 1 and len({handle.rank for handle in members}) == len(members)
     return fits, fits and len(members) == members[0].ranks
 
@@ -272,7 +272,7 @@ class NcclLog:
     steps: dict[int, dict[Kind, Calls]] = field(default_factory=dict)
     """The calls of each step, if steps are known."""
     coarse: bool = False
-    """Sizes are grouped by powers of two."""
+    """True if sizes are grouped by powers of two."""
 
     def add(self, call: Call, number: int) -> None:
         self._add(call, number, number * call.least)
@@ -329,7 +329,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def describe_unread(paths: Iterable[Path]) -> str | None:
-    """Describe the lines of NCCL or its tests in files that have none with usable content; None if there are none."""
+    """Describe the lines of NCCL or nccl-tests in files without usable content; None if there are no such lines."""
     lines, example, header = 0, b"", b""
     for text in (text for path in paths for text in read_lines(path)):
         matches = _NCCL_LINE.findall(text)
@@ -348,7 +348,7 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Return offsets in the log, as noted by ``--nccl-trace``: each start with its step, each end with None."""
+    """Return offsets in the log, as noted by ``--nccl-trace``: each start with its step, and each end with None."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []

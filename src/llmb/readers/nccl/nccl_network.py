@@ -64,7 +64,7 @@ class NodeFacts:
     direct: Counter[bool] = field(default_factory=Counter)
     """Number of channels over the network with GPUDirect RDMA (True) and without (False)."""
     names: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Names of devices; those that NCCL combines are joined by ``+``."""
+    """Names of devices; devices that NCCL combines are joined by ``+``."""
     layers: dict[str, str] = field(default_factory=dict)
     processes: set[bytes] = field(default_factory=set)
     nvlink: bool = False
@@ -292,7 +292,7 @@ class Network(Record):
     """The network that NCCL used. ``reasons`` has the reason for each None, here or in ``nodes``, by field."""
 
     used: tuple[str, ...]
-    """Fabrics, with NCCL's name for unknown ones; that of most nodes first."""
+    """Fabrics, or NCCL's names of unknown ones; the fabric of most nodes is first."""
     devices: tuple[str, ...] | None
     """All devices that NCCL found on any node."""
     idle_devices: tuple[str, ...] | None
@@ -325,7 +325,7 @@ class Network(Record):
 
 
 def read_network(texts: Iterable[bytes], source: str, ranks: int | None = None) -> Network | Missing:
-    """Determine the network from lines of ``source``; Missing if no line reports it. ``ranks``: their number."""
+    """Determine the network of a run of ``ranks`` ranks (None: unknown); Missing if ``texts`` do not report it."""
     facts = NetworkFacts()
     for text in texts:
         parse_lines(text, facts)

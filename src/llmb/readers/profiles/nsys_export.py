@@ -22,7 +22,7 @@ from llmb.readers.profiles.timeline import EVER, LAST_NS, LAUNCH_NAME, Launches,
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-"""CUDA graphs recorded as a whole, which is the default; ``KERNELS`` then lacks their kernels."""
+"""Table of the CUDA graphs recorded as a whole, which is the default; ``KERNELS`` then lacks their kernels."""
 COPIES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 LAUNCHES = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
@@ -48,7 +48,7 @@ class _Process:
     without_time: int = 0
 
     def add_end(self, launched: int, end: int) -> None:
-        """Note, for the step that launched it, that work launched at ``launched`` ended at ``end``."""
+        """Note that work launched at ``launched`` ended at ``end``, for the step in which it was launched."""
         place = bisect_right(self.starts, launched, key=lambda start: start[0]) - 1
         number = self.starts[place][1] if place >= 0 else None
         if number is not None and launched < self.host[number][1]:

@@ -19,10 +19,10 @@ EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (ns
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
-    """Return the files among ``paths`` and, for each folder, the traces of runs below it, or else those directly in it.
+    """Return the files among ``paths`` and, for each folder, the traces of runs below it, or else the traces directly
+    in it.
 
-    Raise UsageError if a folder has no trace.
-    """
+    Raise UsageError if a folder has no trace."""
     return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
 
 

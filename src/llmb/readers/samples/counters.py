@@ -78,7 +78,7 @@ class KernelLog:
 def read_counters(
     kernel: KernelLog, gpus: Callable[[], Counters] | None = None, no_gpus: str | None = None, root: Path = ROOT
 ) -> CounterReading:
-    """Read all counters. ``gpus`` reads those of the GPUs; ``no_gpus`` is the reason if they cannot be read."""
+    """Read all counters. ``gpus`` reads the GPUs' counters; ``no_gpus`` is the reason if they cannot be read."""
     end_s = time.monotonic() + MOST_S
     counters: dict[str, int] = {}
     read: list[str] = []
@@ -153,7 +153,7 @@ def _host_memory(root: Path) -> Counters:
 
 
 def _cpu(root: Path) -> Counters:
-    """Read one counter per CPU package: each core shows that of its package."""
+    """Read one counter per CPU package: each core shows its package's counter."""
     most: dict[str, int] = {}
     for core in _listed(root / "sys/devices/system/cpu", "cpu[0-9]*"):
         count = _number(core / "thermal_throttle/package_throttle_count")

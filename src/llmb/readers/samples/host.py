@@ -34,7 +34,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
-"""Indices of fields in the first line of /proc/stat, and the number of fields; later ones are part of these."""
+"""Indices of fields in the first line of /proc/stat, and the number of fields to sum, which include later ones."""
 OF_PROCESSES = slice(0, 3)
 """User, nice and system: the times that processes also report."""
 
@@ -244,7 +244,7 @@ class NodeProcesses:
         return {pid: self.stats[pid] for pid in pids}
 
     def _find_above(self) -> None:
-        """Update the ancestors of the run's processes. Those that ended are kept, so that the CPU time never falls."""
+        """Update the ancestors of the run's processes. Ended ancestors are kept, so that the CPU time never falls."""
         self.above = {pid: self.stats.get(pid, stat) for pid, stat in self.above.items()}
         for member in self.own.values():
             parent = self.stats.get(member.parent)

@@ -124,7 +124,7 @@ class MachineReport(Record):
     """The events on the nodes of a run from its start to its end."""
 
     state: State
-    """That of the worst event; without events, ``unknown`` if a decisive source was not read, else ``clean``."""
+    """The state of the worst event; without events, ``unknown`` if a decisive source was not read, else ``clean``."""
     events: tuple[MachineEvent, ...]
     """The worst first."""
     events_left_out: int = 0
@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """Report the events of a run. ``nodes``: all its nodes, if known. ``count``: the least number of them."""
+    """Report the events of a run. ``nodes``: its nodes, if known; ``count``: the least number of its nodes."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):

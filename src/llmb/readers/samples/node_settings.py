@@ -284,7 +284,7 @@ def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Yield numbers and links of GPUs and NICs. A link's current speed is not read: that of an idle GPU is lower."""
+    """Yield numbers and links of GPUs and NICs. A link's current speed is not read: an idle GPU lowers it."""
     kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
     for name in files.names(PCI):
         kind = (files.text(f"{PCI}/{name}/class") or "")[:6]

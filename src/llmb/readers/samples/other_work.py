@@ -73,7 +73,7 @@ def find_other_work(
 def run_text(run: OtherRun) -> str:
     """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in local time.
 
-    A run's own folder has the experiment's name, and the one above it is unique.
+    The folder above a run's own is shown, because its name is unique.
     """
     where = f"in .../{Path(run.folder).parent.name}" if run.folder else f"(process {run.pid})"
     if run.since_s is None:

@@ -36,11 +36,11 @@ LOWEST_PRIORITY = 19
 SAMPLES_PER_INTERVAL = 1800
 """The number of samples after which the interval doubles, so that the file of a long run stays small."""
 LONGEST_INTERVAL_S = 30.0
-"""Maximum interval unless the first one is longer; counters of CPU energy take longer to wrap around."""
+"""Maximum interval, unless the first interval is longer; counters of CPU energy take longer to wrap around."""
 
 
 class NodeSampler:
-    """Samples everything on this node, for the run in ``folder`` on ``device``; ``worker`` is the worker's pid."""
+    """Samples this node for the run in ``folder`` on ``device``; ``worker`` is the process id of the worker."""
 
     def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker

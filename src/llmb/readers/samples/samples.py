@@ -33,7 +33,7 @@ from llmb.readers.samples.sample_records import (
 )
 
 MOST_BYTES = 1 << 28
-"""Size limit of a file of samples: those of a GPU node for weeks are smaller."""
+"""Size limit of a file of samples: the samples of a GPU node over weeks take less."""
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
 """Maximum wait for last counters, and the time after a write for which a file counts as still being written."""
 
@@ -74,7 +74,7 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
 
 
 def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
-    """Return the settings that samplers read on ``nodes``, and on other nodes with a file; None if there are none."""
+    """Return the settings that samplers recorded, for ``nodes`` and other nodes with a file; None if there are none."""
     files = {node: folder / f"{node}{FILE_ENDING}" for node in nodes}
     files |= {printable(file.name.removesuffix(FILE_ENDING)): file for file in sorted(folder.glob(f"*{FILE_ENDING}"))}
     read = {node: _settings_in(file) for node, file in files.items()}
@@ -154,7 +154,7 @@ Point = tuple[float, float]
 
 
 def merged(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
-    """Return the spans sorted, with those that touch or overlap joined."""
+    """Return the spans sorted, with touching or overlapping spans joined."""
     joined: list[TimeSpan] = []
     for span in sorted(spans):
         if joined and span.begin_s <= joined[-1].end_s:
@@ -185,7 +185,7 @@ def rise(points: Sequence[Point], spans: Sequence[TimeSpan]) -> float | None:
 
 
 def integral(points: Sequence[Point]) -> list[Point]:
-    """Return the integral of the piecewise linear curve through ``points``, at each of them."""
+    """Return the integral of the piecewise linear curve through ``points``, at each point."""
     total, ends = 0.0, []
     for number, (at, value) in enumerate(points):
         if number:
@@ -226,7 +226,7 @@ class SampledWork:
     nodes: tuple[str, ...] = ()
     """All nodes of the run; empty if they are unknown."""
     gpus: Mapping[str, Collection[str]] | None = None
-    """The ids of the training GPUs by node; None for all sampled ones."""
+    """The ids of the training GPUs by node; None for all sampled GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
-    """Return the energy (J) of all devices that train, and its source; None for both if any device's is unknown."""
+    """Return the energy (J) of all devices that train, and its source; None for both if a device has none."""
     measured = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
     energies = present(measured)
     if not measured or len(energies) < len(measured):

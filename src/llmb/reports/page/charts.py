@@ -222,10 +222,10 @@ def _coordinates(points: Sequence[tuple[float, float]]) -> tuple[list[float], li
 def history_chart(
     name: str, estimates: Sequence[Estimate], colors: Sequence[str], changes: Sequence[str], levels: Sequence["Level"]
 ) -> Drawing:
-    """Plot values and intervals from left to right; mark changes with dotted lines, and several levels with solid ones.
+    """Plot values and intervals from left to right; mark changes with dotted lines, and several levels with solid
+    lines.
 
-    The last value is labeled, and up to ``MOST_LABELS`` - 1 earlier ones at equal distances.
-    """
+    The last value is labeled, and up to ``MOST_LABELS`` - 1 earlier values at equal distances."""
 
     def draw(canvas: "Canvas") -> None:
         plot, count = canvas.add_subplot(), len(estimates)

@@ -214,7 +214,7 @@ def _step_times_caption(run: AnalyzedRun, count: int, odd: set[int], others: Seq
 
 
 def _is_near(other_s: float, mean_s: float | None) -> bool:
-    """Return whether to plot another step time: a distant one would flatten the line of the steps."""
+    """Return whether to plot another step time: a distant value would flatten the line of the steps."""
     return mean_s is not None and abs(other_s / mean_s - 1) <= FARTHEST
 
 
@@ -268,7 +268,7 @@ STANDS_OUT_PCT = 1.0
 
 
 def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
-    """Plot what each rank takes longer for itself than the median rank, which the others wait for."""
+    """Plot by how much each rank's own work takes longer than the median rank's, while other ranks wait."""
     if run.record is None or run.recipe is None:
         return Missing(NO_STEPS)
     if run.recipe.layout.gpus < 2:

@@ -126,7 +126,7 @@ class Answers(Record):
         return value.lower() if isinstance(value, str) else value
 
     def above(self, below: "Answers") -> "Answers":
-        """Return these answers, completed with those of ``below``; workloads, releases and variables are merged."""
+        """Return these answers, completed from ``below``; workloads, releases and variables are merged."""
         mine = self.model_dump(exclude_none=True)
         both = {**below.model_dump(exclude_none=True), **mine}
         for name in LISTED:
@@ -139,7 +139,7 @@ class Answers(Record):
         return self.gpu_type not in (None, CPU)
 
     def document(self) -> dict[str, Any]:
-        """Return the answers as the content of a file, without open ones."""
+        """Return the answers as the content of a file, without open answers."""
         values = self.model_dump(mode="json", exclude_none=True)
         return {name: value for name, value in values.items() if value not in ([], {})}
 
@@ -178,7 +178,7 @@ def answers_of_shell(environ: Mapping[str, str], schedulers: Iterable[str]) -> A
 
 
 def suite_scripts(answers: Answers, *releases: str) -> Iterator[LaunchScript]:
-    """Yield the launch scripts of ``releases``, or of all chosen ones, for the chosen workloads and GPU type."""
+    """Yield the launch scripts of ``releases``, or of all chosen releases, for the chosen workloads and GPU type."""
     for script in launch_scripts():
         is_chosen = script.release in (releases or answers.suite_releases) and script.workload in answers.workloads
         if is_chosen and answers.gpu_type in (None, *script.gpu_types):

@@ -214,10 +214,10 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 
 
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
-    """Write the file, or complete one that the installer did not write; return a description of the change.
+    """Write cluster_config.yaml, or add missing keys to a file that the installer did not write; return a description
+    of the change.
 
-    With ``keep``, such a file is not changed. Otherwise, raise UsageError if its settings differ from ``section``.
-    """
+    With ``keep``, such a file is not changed. Otherwise, raise UsageError if its settings differ from ``section``."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
         journal.file(CLUSTER_CONFIG, file_text(section))

@@ -33,7 +33,7 @@ class RegistryImage(NamedTuple):
     """An image in a registry, or in Docker's store on this machine."""
 
     name: str
-    """The reference suite's name for its file: ``nvidia+nemo+26.04.01``."""
+    """The reference suite's name for the image's file: ``nvidia+nemo+26.04.01``."""
     for_enroot: str
     for_apptainer: str
     of_daemon: bool

@@ -64,7 +64,7 @@ def state_path(root: Path) -> Path:
 
 def read_state(root: Path) -> InstallState | None:
     """Return the state, or None if nothing was installed. Raise UsageError if the file cannot be read, or belongs to a
-    user who is neither this one nor the owner of the root."""
+    user who is neither this user nor the owner of the root."""
     path = state_path(root)
     check_links(path)
     check_owner(path, root)
@@ -80,7 +80,7 @@ def read_state(root: Path) -> InstallState | None:
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically, and overwrite leftovers of a killed installer; only one writes at a time.
+    """Replace ``path`` atomically, and overwrite leftovers of a killed installer; only one process writes at a time.
 
     Raise EnvironmentProblem if the file cannot be written.
     """
@@ -255,5 +255,5 @@ def _digest_of(path: Path) -> str | None:
 
 
 def partial_of(path: Path) -> Path:
-    """Return the path of a file or folder until it is complete."""
+    """Return the temporary path that a file or folder has until it is complete."""
     return path.with_name(f".{path.name}.installing")

@@ -130,7 +130,7 @@ def install_all(
 
 
 def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
-    """Run the steps in order. Raise the error of the first one that fails; earlier steps stay done."""
+    """Run the steps in order. Raise the error of the first step that fails; earlier steps stay done."""
     results = []
     for number, step in enumerate(steps, start=1):
         if step.is_done():
@@ -189,7 +189,7 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
 
 
 def _first_run(catalogue: Catalogue, names: Sequence[str]) -> str:
-    """Return the options of a run of a tiny model, of one of the workloads if it has one, best without data."""
+    """Return the options for a first run: of a tiny model, if possible of one of the workloads and without data."""
     tiny = [
         (resolve(catalogue, Request(workload=name, size="tiny", gpu_type=CPU)), bool(catalogue.workloads[name].sources))
         for name in (*names, "pretrain_llama3.1")

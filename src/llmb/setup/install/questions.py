@@ -259,7 +259,7 @@ class Torch(GeneralQuestion):
         return [*choices, Choice(EXISTING, "that of the Python with which the environment is made")]
 
     def assumed(self) -> str:
-        """Return the CPU build if there are no GPUs, else the newest that the driver here supports, else pip's own."""
+        """Return the CPU build without GPUs, else the newest that the driver here supports, else pip's default."""
         if self.answers.gpu_type == CPU:
             return CPU
         driver = self.around.driver or 0
@@ -378,7 +378,7 @@ class Interview:
         self.answers = self.answers.model_copy(update={question.name: getattr(answer, question.name)})
 
     def complete(self) -> Answers:
-        """Return the answers; raise UsageError with all missing or invalid ones."""
+        """Return the answers; raise UsageError with all missing or invalid answers."""
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
@@ -395,7 +395,7 @@ def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> A
 
 
 def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Complete all answers except the path; raise UsageError that lists all missing or invalid ones."""
+    """Complete all answers except the path; raise UsageError that lists all missing or invalid answers."""
     if problems := list(answers.problems()):
         raise UsageError("\n".join(problems))
     interview = Interview(answers, ask)

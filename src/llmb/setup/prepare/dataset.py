@@ -65,7 +65,7 @@ class PreparedDataset:
 def prepare_dataset(
     catalogue: Catalogue, request: DatasetRequest, folders: PreparedFolders, on_count: OnCount, say: Say
 ) -> PreparedDataset:
-    """Prepare missing parts; existing ones are checked and kept unless ``force`` is set.
+    """Prepare missing parts of a dataset; existing parts are checked and kept unless ``force`` is set.
 
     Raise UsageError for an unsuitable source, tokenizer or prepared file, and EnvironmentProblem if writing fails or
     another process is preparing the same dataset.

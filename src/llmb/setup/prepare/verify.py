@@ -31,7 +31,7 @@ State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A folder in the documents' listing; ``make`` and ``repair`` prepare the folder if it is missing or damaged."""
+    """A folder in the documents' listing; ``make`` and ``repair`` are commands for a missing and a damaged folder."""
 
     name: str
     path: Path

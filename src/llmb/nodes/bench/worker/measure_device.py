@@ -102,7 +102,7 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
     flushed = torch.empty(flushed_bytes(device), dtype=torch.uint8, device=device) if prepared.flushes else None
 
     def seconds() -> float:
-        """Return the GPU time of one call. If it needs a cold cache, it is queued while the GPU flushes its cache."""
+        """Return the GPU time of one call; if it needs a cold cache, queue the call while the GPU flushes its cache."""
         if flushed is not None:
             flushed.zero_()
         first = Moment(device)
@@ -181,7 +181,7 @@ def product(case: ProductCase, device: torch.device) -> Call:
 
 
 def _fp8_product(case: ProductCase, device: torch.device) -> Call:
-    """Return a call of the engine's FP8 product of operands cast before; only ``forward`` uses fast accumulation."""
+    """Return a call of the engine's FP8 product without casts; only ``forward`` uses fast accumulation."""
     m, k, n = case.m, case.k, case.n
     shapes, formats = {
         "forward": (((m, k), (n, k)), (INPUT, WEIGHT)),
@@ -248,7 +248,7 @@ class AttentionChoices:
 
 
 def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, backend: AttentionBackend) -> Call:
-    """Return a call for the case's direction, to make in the backend's context; ``backward`` has no forward pass."""
+    """Return a call for the case's direction, to make in the backend's context; ``backward`` lacks the forward pass."""
     # Query, key and value as from the projections, and the gradient of the result: [batch, seq, heads, head_dim].
     *heads, gradient = (
         torch.randn(case.batch, case.seq_len, number, case.head_dim, dtype=DTYPES[case.dtype], device=device)

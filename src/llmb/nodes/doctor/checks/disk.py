@@ -34,7 +34,7 @@ class Mount(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Bytes and seconds of a transfer; ``direct`` if it bypassed the page cache."""
+    """Bytes and seconds of a transfer; ``direct`` is True if it bypassed the page cache."""
 
     size: int
     seconds: float
@@ -79,7 +79,7 @@ def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rat
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """Return the mount that contains a path, from /proc/mounts; of several at the same point, the last is visible."""
+    """Return the mount that contains a path, from /proc/mounts; of several at the same point, the last."""
     rows = (line.split() for line in mounts.splitlines())
     holding = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
     fits = [mount for mount in holding if Path(path).is_relative_to(mount.folder)]

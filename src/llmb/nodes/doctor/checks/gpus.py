@@ -24,7 +24,7 @@ COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_
 
 
 def gpu_checks(facts: GpuFacts, target: TargetFacts) -> Iterator[Finding]:
-    """Check the GPUs; if none is available, check only their number."""
+    """Check the GPUs; if nvidia-smi reports none, check at most their number."""
     if isinstance(facts.states, Missing):
         yield from _without_gpus(facts, target, facts.states.reason)
         return

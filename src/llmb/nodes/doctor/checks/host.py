@@ -264,7 +264,7 @@ _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
 class ClockReading(NamedTuple):
-    """The seconds that this clock is ahead of the one that timestamps new files, negative if it is behind."""
+    """The seconds that this clock is ahead of the clock that timestamps new files, negative if it is behind."""
 
     ahead_s: float
     uncertainty_s: float

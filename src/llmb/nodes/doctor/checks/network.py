@@ -17,7 +17,7 @@ from llmb.nodes.doctor.rules import Finding, names_of, rule, skipped
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
 LIMIT_S = 10.0
 NOT_OF_NODES = ("lo", "docker")
-"""Prefixes of interfaces that NCCL also ignores."""
+"""Prefixes of the names of interfaces that are ignored, as NCCL does."""
 NEEDS_RDMA = ("infiniband", "azure-infiniband")
 """Networks in the catalogue that require RDMA verbs."""
 INFINIBAND = "InfiniBand"
@@ -194,7 +194,7 @@ def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
 
 def _rates(active: Sequence[Port], gpus: int, target: TargetFacts) -> Finding:
     """Check the rates of active ports; slower ones may be for storage if each GPU has a full-rate port. ``target`` must
-    be empty if a port is down, because the total then lacks its rate."""
+    be empty if a port is down, because the total then lacks the port's rate."""
     of = rule("network_rdma_rate")
     rated = [port for port in active if port.gbit_s]
     if not rated:

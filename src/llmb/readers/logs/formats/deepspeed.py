@@ -53,7 +53,7 @@ class DeepSpeedReader:
         self._begin(0)
 
     def _begin(self, batch: int) -> None:
-        """Reset the state for a run with global batch size ``batch``, which is logged first."""
+        """Reset the state for a run with the global batch size ``batch``, which is the first line that a run logs."""
         self.batch = batch
         self.done = 0
         """The last step read."""
@@ -76,7 +76,7 @@ class DeepSpeedReader:
         return steps, not steps and (b"time (ms) | fwd: " in text or b"CurrSamplesPerSec=" in text)
 
     def _read(self, match: "re.Match[bytes]") -> StepLine | None:
-        """Return a line's step; None if it has no time: a pipeline's timers are 0, and a rate needs the batch size."""
+        """Return a line's step; None if the line has no usable time, or if it repeats a step whose timers were read."""
         if match["fwd"]:
             self.has_timers, number = True, self.announced or self.done + 1
             seconds = sum(float(match[name]) for name in ("fwd", "bwd", "step")) / 1000
@@ -96,7 +96,7 @@ class DeepSpeedReader:
         return self._line(number, seconds, number_or_none(match["loss"]), mean_of)._replace(gbs=gbs)
 
     def _batch(self, samples: float) -> int | None:
-        """Return the configured batch size, or ``samples`` rounded if they do not match it; None if implausible."""
+        """Return the configured batch size, or ``samples`` rounded if it is unknown or differs; None if implausible."""
         if not 0 < samples < MOST_SAMPLES:
             return None
         return self.batch if self.batch and abs(samples / self.batch - 1) < SAMPLES_ERROR else round(samples)

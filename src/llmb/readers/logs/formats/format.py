@@ -15,7 +15,7 @@ MAX_LINE_BYTES = 4096
 NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it; bounded, and without a group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
-"""Matches if the line ends within 1000 bytes: of a longer line, only the end is read."""
+"""Matches if the line ends within the next 1000 bytes."""
 LEAST_PRINTED_S = 0.01
 """Shorter times, printed in thousandths of a second, have errors above 5 % and are not read."""
 NOT_FINITE = (b": nan", b": inf", b": -inf")
@@ -55,15 +55,15 @@ class Format:
     name: str
     title: str
     marks: tuple[bytes, ...]
-    """Strings, some of which occur in every line that the reader needs: other text is not searched. One of the first
-    ``step_marks`` occurs in every step line, and one of the others in every match of ``resumed``."""
+    """Strings, at least one of which occurs in every line that the reader needs; other text is not searched. One of the
+    first ``step_marks`` occurs in every step line, and one of the others in every match of ``resumed``."""
     step: re.Pattern[bytes]
     """Matches a line that logs a step. The log's format is that of its first step line."""
     reader: Callable[[], Reader]
     first_number: int = 0
     """The number of a run's first step, as printed."""
     mean_of_interval: bool = False
-    """True if the step time is the mean of the n steps of a logged interval; otherwise it is the logged step's."""
+    """True if the step time is the mean over a logged interval of steps; False if it is the logged step's alone."""
     resumed: re.Pattern[bytes] | None = None
     """Occurs before the first step of a run that resumes from a checkpoint."""
     step_marks: int = 1

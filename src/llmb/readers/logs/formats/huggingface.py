@@ -51,7 +51,7 @@ _CLOCK_S = 1.0
 _MOST_TOTALS = 20
 _MOST_PENDING = 10_000
 _DAMAGED = 1e9
-"""Upper limit of the seconds of a run, and of its steps per second; larger values are damage."""
+"""Upper limit of the seconds of a run, and of its steps per second; larger values are considered damaged."""
 _ALIKE = 2.0
 """Maximum ratio between two measurements of one training's step time, of which only one may include work before,
 between and after steps."""
@@ -65,7 +65,7 @@ class _State(NamedTuple):
     done: int
     clock_s: int
     step_s: float | None
-    """The time from the bar's own rate."""
+    """The step time by the bar's own rate."""
 
 
 class HuggingFaceReader:
@@ -87,7 +87,7 @@ class HuggingFaceReader:
         self.evaluations_s = 0.0
         """The time of evaluations in this training, as logged."""
         self.whole: StepLine | None = None
-        """The mean of a run that ended before it showed any bar."""
+        """The mean step of a run whose end was logged before any of its bars."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         for match in _ANY.finditer(text, start, end):
@@ -229,7 +229,7 @@ class HuggingFaceReader:
         self.bar.is_ended = True
 
     def _check_bar(self, total: int, seconds: float, per_s: float) -> None:
-        """Raise UsageError if the bar's training is ambiguous; only note a contradiction if there is no other bar."""
+        """Raise UsageError if the bar may belong to another training than the one that ended; note other mismatches."""
         steps, error = seconds * per_s, _steps_error(seconds, per_s)
         if self.bar.done - self.bar.anchor - error <= steps <= total + error:
             return
@@ -282,7 +282,7 @@ class _Bar:
 
     def move(self, state: _State) -> Iterator[StepLine]:
         """Advance the bar to ``state``, and yield steps that are now complete. Bars begin at 0 even in resumed runs: if
-        the first one leaps within a second, the run resumed, or its steps are fast, and steps are timed from there."""
+        the first bar leaps within a second, the run resumed or is fast, and only later steps are timed."""
         if self.seen and state.done == self.done:
             return
         steps, seconds = state.done - self.done, float(state.clock_s - self.clock_s)
@@ -354,7 +354,7 @@ class _Bar:
             self.pending = None
 
     def compare(self, runtime_s: float) -> None:
-        """Note whether the runtime of all steps, or the bar's own rate, contradicts the step times."""
+        """Note a contradiction if the runtime of all steps, or the bar's own rate, does not match the step times."""
         steps = self.done - self.anchor
         if not self.pending or self.is_leap or not self.is_complete or steps <= 0:
             return
@@ -389,7 +389,7 @@ class _Pauses:
         self.is_open = False
         """True while the bar of an evaluation is shown."""
         self.past_s = 0.0
-        """The highest position of the last evaluation's bar."""
+        """The latest time that the last evaluation's bar can show."""
         self.guessed = 0
         """Number of evaluations with a time known only from the bar's clock, which shows whole seconds."""
         self.pause_s = 0.0
@@ -443,7 +443,7 @@ def _steps_error(seconds: float, per_s: float) -> float:
 
 
 def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
-    """Return the number of steps from the rate; 0 unless it is exact or the step time is within 0.2 %."""
+    """Compute the number of steps from the rate; return 0 if it is inexact and the rate is rounded by over 0.2 %."""
     is_exact = seconds * _RATE_ERROR < 0.5
     return round(seconds * steps_per_s) if is_exact or steps_per_s >= _RATE_ERROR / 0.002 else 0
 

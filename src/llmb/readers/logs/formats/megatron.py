@@ -50,10 +50,10 @@ _RATE = re.compile(
 )
 _GRAD_NORM = re.compile(rb" grad norm: (%s) \|" % NUMBER, re.IGNORECASE)
 _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \|")
-"""An iteration skipped because of a non-finite loss is counted in both."""
+"""Matches two counts; an iteration that is skipped because of a non-finite loss is in both."""
 _CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\Z")
 _CLOCK_ERROR_S, _CLOCK_ERROR = 1.0, 0.05
-"""Tolerances between timestamps, some in whole seconds, and a sum of step times: absolute and relative."""
+"""Absolute and relative tolerance between a sum of step times and timestamps, which may be in whole seconds."""
 LOADED = b"successfully loaded checkpoint from"
 _LOADED = re.compile(LOADED + rb" [^\r\n]{0,500}? at iteration (\d{1,9})")
 _INTERRUPTIONS = (

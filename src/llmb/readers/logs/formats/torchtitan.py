@@ -60,7 +60,7 @@ class TorchtitanReader:
         self.sizes: dict[str, int] = {}
         """Batch sizes and sequence length, if the header has both batch sizes."""
         self.parallelism: dict[str, int] = {}
-        """The sizes by name, with the expert-parallel size, which divides no tokens."""
+        """Sizes of the parallelism by name, with the expert-parallel size, which does not divide the tokens."""
         self.mesh: list[tuple[str, int]] = []
         self.validated = False
         """True if there was a validation since the previous line."""
