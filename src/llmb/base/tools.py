@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 """Seconds between checks whether a program has ended while other processes keep its output open."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
-"""Never a real value: int() rejects thousands of digits, and some patterns take hours to match them."""
+"""Matches values that are not real: int() rejects thousands of digits, and some patterns take hours to match them."""
 
 
 class Output(NamedTuple):

@@ -84,9 +84,9 @@ class Convention(StrEnum):
 
 
 LoraTargets = Literal["qkv", "qkv-split", "qv", "attention", "all-linear"]
-"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; the others have one
-A for every projection. ``qv``: query and value, as by default in peft; ``attention``: also the output projection;
-``all-linear``: also the feed-forward layers."""
+"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; the other targets
+have one A for every projection. ``qv``: query and value, as by default in peft; ``attention``: also the output
+projection; ``all-linear``: also the feed-forward layers."""
 QKV = ("q_proj", "k_proj", "v_proj")
 ATTENTION = (*QKV, "o_proj")
 ADAPTED: dict[LoraTargets, tuple[str, ...]] = {

@@ -251,7 +251,7 @@ def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) 
 def accept_with(
     on_message: Callable[[str], None], minutes: float | None, nodes: int | None, checks: str | None, *, start_new: bool
 ) -> AcceptanceResult:
-    """Run an acceptance from Python; raise the command's errors, except those for a verdict."""
+    """Run an acceptance from Python; raise the command's errors, except errors for a verdict."""
     duration = Duration(minutes=minutes, checks=checks, start_new=start_new)
     return accepted(*_asked(dict.fromkeys(CHOSEN), ClusterOptions(nodes=nodes), duration), on_message)
 

@@ -56,7 +56,7 @@ Form = Literal["table", "csv", "json"]
 
 
 class CompatError(LlmbError):
-    """An error with --compat, whose exit code is 1, like that of the reference suite's script."""
+    """An error with --compat: its exit code is 1, as in the reference suite's script."""
 
     exit_code = 1
 

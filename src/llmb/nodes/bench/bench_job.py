@@ -156,8 +156,8 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
 
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
-    """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU; raise UsageError if that
-    number is unknown."""
+    """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU; raise UsageError if the
+    number of GPUs is unknown."""
     chosen = scheduler_of(site).defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
     gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None

@@ -206,8 +206,9 @@ class LoggedAttempt:
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step logged by each rank."""
     left_out: str | None = None
-    """``StepLine.left_out`` of the last line that has it; likewise ``contradiction``."""
+    """``StepLine.left_out`` of the last line that has it."""
     contradiction: str | None = None
+    """``StepLine.contradiction`` of the last line that has it."""
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""
     settled: bool = False

@@ -135,7 +135,7 @@ class Handle:
     process: str
     device: int
     name: str | None = None
-    """The communicator's name: equal on all of its ranks, and different from that of every other communicator."""
+    """The communicator's name: equal on all of its ranks, and different from all other communicators' names."""
     reason: Reason | None = "no init line"
     """The reason why ``name`` is None."""
     rank: int | None = None

@@ -59,7 +59,7 @@ class Collective:
     communicators: int | None
     """Number of communicators; None if it is not in the log."""
     communicators_from: Literal["init lines", "number of ranks"] | None
-    """The source of ``communicators``: those identified in the log, or the assumption that all ranks logged."""
+    """The source of ``communicators``: the log's own identifiers, or the assumption that all ranks logged."""
     communicator_names: tuple[str, ...]
     """The first of the communicators' identifiers; empty if they are not in the log."""
     logged_ranks: int
@@ -140,7 +140,7 @@ Shape = tuple[str, int, int, int]
 
 @dataclass(slots=True)
 class _Communicator:
-    """All logged handles of one communicator; a single handle if those of other ranks cannot be identified."""
+    """All logged handles of one communicator; a single handle if other ranks' handles cannot be identified."""
 
     ranks: int
     name: str | None

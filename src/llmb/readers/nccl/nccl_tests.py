@@ -105,7 +105,7 @@ class _Header:
     names: tuple[str, ...]
     """Columns that identify the row."""
     figures: tuple[str, ...]
-    """Columns of the out-of-place results; those of the in-place results are the same."""
+    """Columns of the out-of-place results, and equally of the in-place results."""
     out_of_place_end: int
     """The index after the last column out of place; 0 if the test ran only in place."""
 

@@ -171,13 +171,13 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that the others wait for: the one with the longest steps without exposed communication."""
+    """The rank that the other ranks wait for: its mean step without exposed communication is the longest."""
 
     label: str
     local_s: float
     """Mean time of a step without exposed communication."""
     others_local_s: float
-    """Median of the same mean over the other ranks."""
+    """The median of this mean over the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class TraceSummary:
 
 
 def summarize(timelines: Iterable[Timeline]) -> TraceSummary:
-    """Summarize timelines, sorted by rank; those without a rank come last, in their original order."""
+    """Summarize timelines, sorted by rank; timelines without a rank come last, in their original order."""
     ranks = sorted(map(_rank_trace, timelines), key=lambda item: (item.rank is None, item.rank))
     return TraceSummary(tuple(ranks), _slowest(ranks))
 

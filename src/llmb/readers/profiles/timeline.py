@@ -154,7 +154,7 @@ class Recorder:
 
 
 LAUNCH_NAME = re.compile(r"(?:cuda|cu|hip)\w{0,40}Launch\w{0,40}Kernel\w{0,40}")
-"""Names of calls that launch one kernel; those that launch a graph, which may have none, do not match."""
+"""Names of calls that launch one kernel, but not of calls that launch a graph, which may have no kernels."""
 MOST_UNRECORDED = 0.01
 """Maximum fraction of a step's kernels that may be missing; beyond it, the idle time is unknown."""
 STEPS_LEFT_OUT = "left out, as the profiler dropped kernels"
@@ -259,9 +259,8 @@ def make_timeline(
     *,
     unmarked: bool = False,
 ) -> Timeline:
-    """Make a timeline. ``recorders`` hold parallel activities: those of a GPU, or those of each CPU thread, which may
-    be nested. If ``unmarked``, a trace without steps becomes a single step.
-    """
+    """Make a timeline. ``recorders`` hold parallel activities: a GPU's, or each CPU thread's, which may be nested. If
+    ``unmarked``, a trace without steps becomes a single step."""
     if unmarked and not steps and any(map(len, recorders)):
         begin, end = (
             min(min(one.starts) for one in recorders if len(one)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the samples of a run, and summarizes those taken during its steps."""
+"""Reads the samples of a run, and summarizes the samples taken during its steps."""
 
 import time
 from bisect import bisect_left, bisect_right

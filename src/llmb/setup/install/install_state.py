@@ -218,8 +218,8 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove the items, the last first. Return the removed paths, and those that are kept because they were changed or
-    are not empty. Raise UsageError for a path that is not below the root."""
+    """Remove the items, the last first. Return the removed paths, and the paths that are kept because they were changed
+    or are not empty. Raise UsageError for a path that is not below the root."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path

@@ -84,7 +84,7 @@ class MaxTextReader:
 
 
 def find_loss(rest: bytes) -> float | None:
-    """Return the loss in a line, preferably one that is not finite; None if the line has none."""
+    """Return the loss in a line, preferably a loss that is not finite; None if the line has none."""
     loss, bad = _LOSS.search(rest), find_bad_loss(rest)
     return number_or_none(loss and loss[1]) if bad is None else bad
 

@@ -111,8 +111,8 @@ class MegatronReader:
         return [], _UNENDED.search(text) is not None
 
     def _of_its_own(self, line: StepLine) -> StepLine:
-        """Return the line; for the second one, subtract the first iteration's time if the timestamps show that it is
-        included."""
+        """Return the line; subtract the first iteration's time from the second line's if the timestamps show that
+        it is included."""
         (first, self.first), (loaded, self.loaded) = (self.first, None), (self.loaded, None)
         if loaded and line.step > loaded:
             line = line._replace(after=loaded)
