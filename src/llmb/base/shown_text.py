@@ -8,7 +8,7 @@ from collections.abc import Iterable
 # not characters, and cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20](?s:.)")
-"""Includes full-width signs, which some spreadsheets treat alike. A sign without further text is harmless."""
+"""Matches text that spreadsheets may treat as a formula. A sign, also full-width, without further text is harmless."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|nan)")
 _CONTROL_IN_LINES = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
 

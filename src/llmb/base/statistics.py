@@ -179,7 +179,7 @@ def are_between(low: float, values: Sequence[float], high: float) -> bool:
 
 
 def _effective_count(count: int, correlation: float) -> float | None:
-    """Return the effective count of an AR(1) series with this lag-1 correlation (0 if negative); None if it is short.
+    """Return the effective count of an AR(1) series with this lag-1 correlation (at least 0); None for short series.
 
     The correlation of a short series is too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954)."""
     if count < FEWEST_FOR_AUTOCORRELATION:

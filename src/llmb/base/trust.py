@@ -17,7 +17,7 @@ from llmb.base.errors import UsageError
 ADMINISTRATOR = 0
 WORKLOADS = "workloads"
 STATE_FOLDER = ".llmb"
-"""History, campaigns and state of the installer, in the root."""
+"""The folder in the root for the history, campaigns and the installer's state."""
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:

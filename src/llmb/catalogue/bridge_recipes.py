@@ -101,7 +101,7 @@ class ScriptRecipes:
         return self.recipes.get((version, recipe, task), ())
 
     def find(self, version: str, recipe: str, task: str, gpu_type: str, dtype: Dtype, gpus: int) -> ScriptRecipe | None:
-        """Return the recipe that the script uses for a number of GPUs; None if it has none."""
+        """Return the recipe that the script uses for a number of GPUs; None if the script has no recipe."""
         fitting = [one for one in self.of_model(version, recipe, task) if (one.gpu, one.dtype) == (gpu_type, dtype)]
         exact = (one for one in fitting if one.gpus == gpus)
         return next(exact, None) or next((one for one in fitting if one.usual), None)

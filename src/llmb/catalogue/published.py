@@ -52,7 +52,7 @@ class Document(Record):
     framework: str
     """The software with which the document's runs trained."""
     data: Literal["synthetic", "squad"] | None = None
-    """The data of the document's training; None if it does not state it."""
+    """The data of the document's training; None if the document does not state the data."""
     notes: tuple[str, ...] = ()
 
 
@@ -126,7 +126,7 @@ class Checkpoint(Record):
 
     size_gb: float
     save_scales: tuple[int, int] | None = None
-    """The smallest and the largest number of GPUs that saved it."""
+    """The smallest and the largest number of GPUs that saved the checkpoint."""
     min_load_scale: int | None = None
     source: str
     line: int
@@ -141,7 +141,7 @@ class Source(Record):
     page: str | None
     """The page where users request access to the repository; None for a model that is not on the hub."""
     dataset: Literal["squad", "squad-tiny"]
-    """Folder below ``datasets/``. A tiny model has its own: its few samples must never be mistaken for SQuAD."""
+    """Folder below ``datasets/``. Tiny models have a separate folder: their few samples must never pass for SQuAD."""
     document: str | None = None
     line: int | None = None
     notes: tuple[str, ...] = ()

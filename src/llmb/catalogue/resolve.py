@@ -22,7 +22,7 @@ from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 def published_flops(
     catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
 ) -> PublishedFlops | None:
-    """Return the document's FLOPs for this shape: a printed value, or its formula; None if it has neither."""
+    """Return the document's FLOPs for this shape: a printed value, or its formula; None if the document has neither."""
     entries = [
         entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
     ]

@@ -63,7 +63,7 @@ class SoftwareRates(Record):
 class ExpectedError(Record):
     """95 % of steps are at most ``shorter_pct`` percent shorter than predicted, or ``longer_pct`` percent longer.
 
-    rows: number of published steps that were predicted to measure it; None if it is assumed.
+    rows: number of published steps that were predicted to measure the error; None if the error is assumed.
     """
 
     text: str
@@ -166,7 +166,7 @@ class LayoutTable(Record):
     batch_rule: BatchRule | None = None
     counts_embedding_and_loss: bool = False
     vocab_size: int | None = None
-    """The size after the framework's padding; None for the model's own."""
+    """The vocabulary size after the framework's padding; None for the model's vocabulary size."""
     notes: tuple[str, ...] = ()
     rows: tuple[LayoutRow, ...]
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 STRICT = ConfigDict(strict=True)
 MOST_RUNS = 2**63 - 1
-"""The largest integer of the history's database, and therefore the largest limit."""
+"""The largest integer that the history's database can store, and therefore the largest ``limit``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -251,7 +251,7 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator[list[Future[Answer]]]:
-    """Start picklable tasks; yield their futures in order. A result raises BrokenProcessPool if a worker was killed."""
+    """Start picklable tasks; yield their futures in order. A future raises BrokenProcessPool if a worker was killed."""
     with _without_foreign_code():  # creating the pool starts a process that tracks its resources
         pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
     try:

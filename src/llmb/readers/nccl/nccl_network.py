@@ -298,7 +298,7 @@ class Network(Record):
     idle_devices: tuple[str, ...] | None
     """Devices that at least one node left idle; None if no node reports them."""
     source: str
-    """The logs in which NCCL reported it."""
+    """The logs in which NCCL reported the network."""
     fabric: str | None
     """For example InfiniBand, RoCE, EFA or TCP sockets."""
     transport: str | None

@@ -100,7 +100,7 @@ class Timeline:
 
     source: str
     rank: int | None
-    """None if neither the trace nor its file name has it."""
+    """None if neither the trace nor its file name has the rank."""
     device: Device
     steps: tuple[TracedStep, ...]
     spans: Mapping[Label, Sequence[Span]]

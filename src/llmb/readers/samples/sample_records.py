@@ -78,7 +78,7 @@ class GpuSamples:
     __pydantic_config__ = FINITE
     power_w: tuple[float | None, ...] = ()
     energy_j: tuple[float | None, ...] = ()
-    """Since the driver was loaded."""
+    """Energy since the driver was loaded."""
     sm_clock_mhz: tuple[float | None, ...] = ()
     temperature_c: tuple[float | None, ...] = ()
     memory_used_bytes: tuple[int | None, ...] = ()

@@ -29,10 +29,10 @@ class InstalledItem(Record):
     """A file or a folder below the root that the installer creates."""
 
     path: str
-    """Relative to the root."""
+    """The path relative to the root."""
     kind: Literal["folder", "file", "tree", "image"]
-    """Determines the removal: of a folder only if it is empty, of a tree with its content, of a file only if it is
-    unchanged, and of an image with the leftovers of imports."""
+    """How to remove it: a folder only if empty, a tree with its content, a file only if unchanged, and an image with
+    the leftovers of imports."""
     sha256: tuple[str, ...] = ()
     """Checksums of all contents that were written to the file, the latest one last."""
 

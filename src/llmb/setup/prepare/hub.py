@@ -116,7 +116,7 @@ class Hub:
 
     folder: Path
     page: str | None = None
-    """The page to request access to a repository; None for its own page."""
+    """The page to request access to a repository; None for the repository's own page."""
     endpoint: str | None = None
     """None for the library's default: HF_ENDPOINT, or huggingface.co."""
 

@@ -35,9 +35,9 @@ class Packs:
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
     """Pack documents of ``lengths`` tokens, int64 [documents], none of which is longer than ``seq_len``.
 
-    Shuffled documents, NeMo's default, make packs of similar cost. If these leave more than 2 % of the places empty, as
-    documents almost as long as a pack do, documents are packed by decreasing length if that takes fewer packs. The
-    packs then differ in cost, but less of a step is padding.
+    Shuffled documents, NeMo's default, make packs of similar cost. If more than 2 % of their places stay empty, for
+    example because documents are almost as long as a pack, documents are packed by decreasing length if that takes
+    fewer packs. The packs then differ in cost, but less of a step is padding.
     """
     shuffled = _first_fit(lengths, seq_len, seed, "first-fit-shuffle")
     if fill(shuffled, lengths, seq_len) >= ENOUGH_FILL:

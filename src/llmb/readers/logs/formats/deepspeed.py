@@ -53,7 +53,7 @@ class DeepSpeedReader:
         self._begin(0)
 
     def _begin(self, batch: int) -> None:
-        """Reset the state for a run with the global batch size ``batch``, which is the first line that a run logs."""
+        """Reset the state at the first line of a run, which logs the global batch size ``batch``."""
         self.batch = batch
         self.done = 0
         """The last step read."""

@@ -13,7 +13,7 @@ from llmb.readers.logs.step_line import StepLine
 MAX_LINE_BYTES = 4096
 """Longer lines are not read."""
 NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
-"""A number as Python and C print it; bounded, and without a group."""
+"""A number as Python and C print it, with a limited number of digits and without a capturing group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
 """Matches if the line ends within the next 1000 bytes."""
 LEAST_PRINTED_S = 0.01
