@@ -23,9 +23,9 @@ _SIZES = tuple(LayoutSizes.model_fields)
 def with_stated(
     runs: Iterable[AnalyzedRun], stated: Mapping[str, Value], catalogue: Catalogue
 ) -> tuple[AnalyzedRun, ...]:
-    """Add the configuration that the user states to those that logs report.
+    """Add ``stated``, the configuration from the user's options, to the configuration that each log reports.
 
-    Raise UsageError for a name that the catalogue does not have, and for a log that reports a different value.
+    Raise UsageError for a name that is not in the catalogue, and for a log that contradicts ``stated``.
     """
     workloads = [*catalogue.workloads, *catalogue.undescribed]
     names = {"gpu_type": catalogue.gpus, "workload": workloads, "dtype": [*Dtype]}
@@ -56,9 +56,9 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
 
 
 def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
-    """Return a log's configuration with the catalogue's workload and size, and with the number of GPUs.
+    """Return a log's configuration with the catalogue's names of workload and size, and with the number of GPUs.
 
-    If the number of GPUs is not reported, nodes are assumed to have as many GPUs as is usual for their type.
+    If the log does not report this number, each node is assumed to have the usual number of GPUs of its type.
     """
     gpu, nodes = catalogue.gpus.get(str(configuration.get("gpu_type"))), configuration.get("nodes")
     known = dict(configuration)
@@ -82,7 +82,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
 
 
 def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
-    """Add the throughput and MFU of a log's recipe; without a recipe, add the MFU from the printed FLOP rate."""
+    """Add throughput and MFU to logs (only MFU without a recipe); mark logs faster than their GPU can be as invalid."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:
@@ -102,8 +102,8 @@ def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
 
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own_sizes: bool = False) -> Recipe | None:
-    """Return the recipe with the layout of a configuration, which has the keys of a run's identity; None if the
-    catalogue has no such recipe, or if the configuration is incomplete. ``own_sizes``: a custom layout is accepted."""
+    """Return the recipe with the layout of ``configuration``; None if the catalogue has no such recipe, or if a key of
+    ``NEEDED`` is missing. ``own_sizes``: accept a custom layout."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
@@ -159,7 +159,7 @@ def _own_sizes(configuration: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def other_sizes(configuration: Mapping[str, object], recipe: Recipe) -> dict[str, int]:
-    """Return the sizes of the recipe that differ from those of the configuration, by the keys of the latter."""
+    """Return the sizes of the recipe that differ from the configuration's, by configuration key."""
     sizes = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
     return {key: size for key, size in sizes.items() if configuration.get(key, size) != size}
 

@@ -55,7 +55,7 @@ CauseName = Literal[
 
 
 class CauseRule(Record):
-    """A cause. If a key that matches one of the patterns ``keys`` differs from the reference, the cause applies."""
+    """A cause of slowness. It also applies if run and reference differ in a key that matches a pattern in ``keys``."""
 
     name: CauseName
     title: str
@@ -63,9 +63,9 @@ class CauseRule(Record):
     """A command that confirms the cause; ``{run}`` is the run's folder, ``{command}`` the one that runs the recipe."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
-    """True if such a difference changes the step time."""
+    """True if a difference in these keys changes the step time."""
     first: bool = False
-    """True if the cause is listed before others, whatever their cost, because it may be behind each of them."""
+    """True if the cause is listed before others regardless of their cost, because it may have caused them."""
 
 
 class CauseFile(Record):
@@ -83,7 +83,7 @@ class CauseFile(Record):
         return next(rule for rule in self.causes if rule.name == name)
 
     def rule_of_key(self, key: str) -> CauseRule | None:
-        """Return the rule that a key belongs to; None if the key does not affect speed."""
+        """Return the first rule with a pattern that matches ``key``; None if the key does not affect speed."""
         fitting = (rule for rule in self.causes if any(fnmatchcase(key, pattern) for pattern in rule.keys))
         return next(fitting, None)
 
@@ -95,16 +95,16 @@ def cause_rules() -> CauseFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWork:
-    """Routed experts whose tokens ranks exchange."""
+    """The work of routed experts on several ranks, which exchange tokens."""
 
     flops_share: float
-    """Fraction of the FLOPs of all layers."""
+    """The experts' fraction of the FLOPs of all layers."""
     rows: float
     """Mean number of rows that a rank computes per micro-batch and layer."""
     exchanged_bytes: float
     """Bytes that a row adds to the exchanges of a layer, forward and backward."""
     passes: int
-    """Time of a step's passes over a layer, relative to the forward pass."""
+    """Time of all forward and backward passes of a layer in a step, as a multiple of one forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +130,14 @@ class Throttle:
     reason: str
     seconds: float | None
     share: float | None = None
-    """Fraction of the samples in the window's steps that were throttled; None if clocks were not sampled."""
+    """Fraction of the window's samples in which the GPU was throttled; None if clocks were not sampled."""
     clock_mhz: float | None = None
     """Mean clock of the samples."""
     max_clock_mhz: float | None = None
 
     @property
     def lost_share(self) -> float:
-        """The maximum fraction of a step that a sampled GPU loses, as if all its work depended on the clock."""
+        """The maximum fraction of a step that the GPU loses, as if all its work depended on the clock."""
         if self.clock_mhz is None or self.max_clock_mhz is None:
             return self.share or 0.0
         return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)
@@ -148,7 +148,7 @@ NO_RANKS = Missing("the times of single ranks were not recorded")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All facts about one run. ``steps`` are those of its window, in order, without profiled steps."""
+    """All facts about one run. ``steps`` are the steps of its window in order, except profiled steps."""
 
     run: AnalyzedRun
     """A run with statistics."""
@@ -162,7 +162,7 @@ class Evidence:
     """The node of each rank."""
     throttled: tuple[Throttle, ...] | None = None
     trained_s: float | None = None
-    """Duration of all steps of the run."""
+    """Duration of all steps of the run and the pauses between them."""
 
     @property
     def mean_s(self) -> float:
@@ -189,7 +189,7 @@ MS, MB = 1000, 1e6
 SMALLEST_IMBALANCE = 0.001
 """Smaller imbalances may be rounding errors of the recorded numbers."""
 MOST_STEPS = 5
-"""Number of steps to list."""
+"""Maximum number of slow steps to list."""
 NO_STEPS = "the run has no metrics.jsonl with steps of its window"
 
 
@@ -255,7 +255,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
 
 
 def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
-    """Find the time that ranks wait for the one with the most rows of experts, if time is proportional to FLOPs."""
+    """Estimate how long ranks wait for the rank with the most rows of experts, assuming time proportional to FLOPs."""
     experts = run.work and run.work.experts
     if not run.work or not experts:
         return None
@@ -283,7 +283,7 @@ def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
 
 
 def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
-    """Find exposed communication in a trace, or else as time outside of layers, in which parameters are gathered."""
+    """Find exposed communication in a trace or, without a trace, as the time between layers that gathers parameters."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:
@@ -404,7 +404,7 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps much slower than their neighbors, not due to saves or waits for data, which are separate causes."""
+    """Find steps much slower than their neighbors, not counting saves and waits for data, which are other causes."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"the run's window has fewer than {FEWEST_STEPS} steps, too few to identify unusual ones")
@@ -428,7 +428,7 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
 
 
 def recomputation(run: Evidence) -> CauseShare | Missing | None:
-    """Find recomputation. Full recomputation repeats the forward passes of all layers, which are timed."""
+    """Find recomputation. It takes the time of the layers' forward passes if full, and at most this time if not."""
     work = run.work
     if work is None or work.recompute is None:
         return Missing("only the plans of llmb's own engine show what is recomputed")

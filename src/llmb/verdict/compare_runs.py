@@ -53,9 +53,9 @@ class Row(Record):
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None
-    """The smallest slowdown that these runs would have shown in 80 of 100 cases; None if ``ci95_pct`` is."""
+    """The smallest slowdown that these runs would have shown in 80 of 100 cases; None if ``ci95_pct`` is None."""
     noise_pct: float | None
-    """Standard deviation between repeats, in percent; None if it is unknown, and assumed for the interval."""
+    """Standard deviation between repeats, in percent; None if unknown: the interval then uses an assumed value."""
     earlier_runs: int
     """Number of earlier runs that ``noise_pct`` is estimated from, if each side has a single run."""
     verdict: VerdictName
@@ -64,7 +64,7 @@ class Row(Record):
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
-    """Number of additional runs, both sides together, that should settle the verdict; None if runs would not."""
+    """Number of additional runs on both sides that should settle the verdict; None if it is clear, or they cannot."""
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
@@ -72,7 +72,7 @@ class Row(Record):
     speed_up: float | None
     """The ratio of tokens per second and GPU, after to before."""
     scaling: Scaling | None
-    """Weak or strong scaling, if the numbers of GPUs differ."""
+    """None if both sides have the same number of GPUs, or if a number of GPUs or a batch size is unknown."""
     before_runs: tuple[str, ...]
     after_runs: tuple[str, ...]
 
@@ -86,7 +86,7 @@ class Unmatched(Record):
     differs: tuple[Difference, ...]
     """Differences from the most similar recipe of the other side; empty if no recipe there is similar."""
     reason: str | None
-    """The reason why runs of the recipe on the other side are no measurements; None if there are no such runs."""
+    """The reason why runs of the recipe on the other side are not measurements; None if there are no such runs."""
 
 
 class LeftOutRun(Record):
@@ -101,7 +101,7 @@ class Comparison(Record):
     after: str
     vary: tuple[str, ...]
     verdict: VerdictName
-    """The worst verdict of all rows."""
+    """The worst verdict of all rows, or 'not comparable' if a recipe has only flawed runs after the change."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     """Differences between all compared runs of the two sides; several values of a side are separated by commas."""
@@ -115,7 +115,7 @@ LEAST_CHANGE_PCT = 2.0
 
 
 def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
-    """Yield the changes of a GPU's mean clock and power by ``LEAST_CHANGE_PCT`` or more, if both sides were sampled."""
+    """Yield changes of at least ``LEAST_CHANGE_PCT`` in the GPUs' mean clock and power, if both sides were sampled."""
     for name in SAMPLED:
         old, new = _mean(before, name), _mean(after, name)
         if old and new and abs(new / old - 1) >= LEAST_CHANGE_PCT / 100:
@@ -143,10 +143,10 @@ def compare_runs(
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """Compare all runs that have ended. If ``after`` is None, compare groups within ``before``, which needs ``vary``.
+    """Compare runs by recipe. If ``after`` is None or has the same runs, compare groups of ``before`` that ``vary``.
 
-    ``earlier`` finds earlier runs like a given one, which show the spread of repeats if a row has one run on each side.
-    Raise UsageError for an unknown name in ``vary``, and if there are no two groups to compare.
+    ``earlier`` returns earlier repeats of a run, which show the spread if a row has one run on each side.
+    Raise UsageError for an unknown name in ``vary``, and if ``vary`` is empty although all runs are on one side.
     """
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
@@ -185,7 +185,7 @@ def _left_out(one: ExcludedRun, side: Side) -> LeftOutRun:
 
 
 def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName:
-    """Return the worst verdict. A recipe without a later measurement counts, because the change may have broken it."""
+    """Return the worst verdict. A recipe with only flawed runs after the change is not comparable: it may be broken."""
     found: list[VerdictName] = [row.verdict for row in rows]
     if not rows or any(one.side == "before" and one.reason for one in unmatched):
         found.append("not comparable")
@@ -237,7 +237,7 @@ def _disturbed(pair: Pair) -> Iterator[str]:
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:
-    """Return each side's work per step and GPU: tokens, or sequences if neither reports a length; None if unknown."""
+    """Return each side's work per step and GPU: tokens, or sequences if neither side has a length; None if unknown."""
     lengths = [side.get("layout.seq_len") for side in (before, after)]
     return _work(before, lengths == [None, None]), _work(after, lengths == [None, None])
 

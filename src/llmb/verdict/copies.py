@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts copies of one run once: run folders that were copied, moved or unpacked again, and logs in them or alone.
+"""Counts a run once if there are copies of it: folders that were copied, moved or unpacked again, and their logs.
 
 A run is identified by the id in its record, which was assigned at the start, and by its step times, which no two runs
 share to the last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and
@@ -22,7 +22,7 @@ CHANGED = "copies of one run have different steps, so one was truncated or edite
 DECIDE = "; remove those that are wrong"
 OTHER_ID = ", under different ids"
 SAME_TIMES = 5
-"""Two runs with this many equal step times at equal steps, to the last digit, are copies of one run."""
+"""Two runs with exactly equal times at this many steps are copies of one run."""
 RECIPE = ("workload", "size", "dtype", "gpu_type", "layout.gpus", "experiment")
 """Keys of a configuration that are equal in all runs of a recipe."""
 
@@ -45,7 +45,7 @@ def digest_of(*facts: object) -> str:
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
     """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and other runs of
-    the recipe have a fault. Logs are read if they may be those of a run folder.
+    the recipe have a fault. If logs are selected, too, the logs in run folders are read, to find copies.
     """
     every = _known_as_one([run for one in found for run in one.runs])
     why_changed = _changed_copies(map(_place, every))
@@ -70,7 +70,7 @@ def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[objec
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
-    """Return the run: invalid if its own copies differ, with a fault if those of a run with its recipe do."""
+    """Return the run, invalid if its copies differ, and with a fault if copies of any run of its recipe differ."""
     known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
     return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 
@@ -104,7 +104,7 @@ def _known_as_one(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
 
 
 def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
-    """Return the source of the earlier run with equal step times, by the source of the copy."""
+    """Return, by the source of each copy, the source of the first run with equal step times."""
     holders: dict[tuple[int, float], str] = {}
     found: dict[str, str] = {}
     for run in runs:
@@ -120,7 +120,7 @@ def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the runs; the log of a run folder has the source of the folder's run."""
+    """Return the runs; a log that is equal to a run folder's log has the source of the folder's run."""
     folders = [run for run in runs if run.record]
     if not folders or len(folders) == len(runs):
         return list(runs)

@@ -22,7 +22,7 @@ from llmb.runs.result import Interval, Reference
 from llmb.verdict.judgement import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0
-"""Maximum ratio of step times in FP8 and BF16: peaks differ by a factor of two, a wrong digit by a factor of ten."""
+"""Maximum ratio of step times in FP8 and BF16: peaks differ by a factor of 2, a misplaced decimal point by 10."""
 
 
 def _window(rule: str) -> str:
@@ -41,7 +41,7 @@ def _texts(found: object) -> object:
 
 
 class ExpectedStepTime(Record):
-    """An entry: the recipe of the runs that it applies to, in whole or in part, and their expected step time."""
+    """An expected step time, and the full or partial recipe of the runs that it applies to."""
 
     workload: str | None = None
     size: str | None = None
@@ -63,7 +63,7 @@ class ExpectedStepTime(Record):
     source: str | None = None
     note: str | None = None
     conditions: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
-    """Other conditions of these runs, by dotted key. They select no runs; a verdict lists the differences."""
+    """Other conditions of the step time, by dotted key. They do not select runs; a verdict lists differences."""
 
     def recipe(self) -> dict[str, str]:
         """Return the conditions that select runs."""
@@ -113,7 +113,7 @@ class Expectations:
 
     @property
     def without_source(self) -> tuple[str, ...]:
-        """The places of the entries that state no source."""
+        """The places of the entries without a source."""
         return tuple(entry.where for entry in self.entries if not entry.expected.source)
 
     def tolerance_of(self, entry: ExpectationEntry) -> Tolerance:
@@ -124,7 +124,7 @@ class Expectations:
         return default_tolerance("expectation")
 
     def entry_for(self, known: Values) -> ExpectationEntry | Missing:
-        """Return the most specific entry that contradicts none of the ``known`` facts; Missing if it is not unique."""
+        """Return the most specific entry that contradicts no ``known`` fact; Missing unless there is exactly one."""
         if not self.entries:
             return Missing(f"{self.path} has no entries")
         fitting = [entry for entry in self.entries if not list(_contradictions(entry, known))]
@@ -150,7 +150,7 @@ def _confirmed(entry: ExpectationEntry, known: Values) -> int:
 
 
 def read_expectations(path: Path) -> Expectations:
-    """Read a file of expectations; raise UsageError with all problems, each with its line."""
+    """Read a file of expectations; raise UsageError with a list of all problems and their lines."""
     try:
         file = read_file(path, ExpectationsFile, foreign=True)
         root: Any = compose_file(path)
@@ -169,7 +169,7 @@ def read_expectations(path: Path) -> Expectations:
 
 
 def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iterator[str]:
-    """Yield the entries with step times that no GPU can reach, if they specify their recipe.
+    """Yield a message for each entry with a full recipe and a step time that no GPU of its type can reach.
 
     The FLOPs with causal attention are the fewest that any program needs, unless weights are frozen.
     """
@@ -205,7 +205,7 @@ def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
 
 
 def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
-    """Yield FP8 entries that are more than ``MOST_RATIO`` times slower or faster than the same recipe in BF16."""
+    """Yield a message for each FP8 entry ``MOST_RATIO`` or more times slower or faster than the same recipe in BF16."""
     bf16 = {key: entry for entry in entries if entry.expected.dtype == "bf16" and (key := _but_for_dtype(entry))}
     for entry in entries:
         key = _but_for_dtype(entry)

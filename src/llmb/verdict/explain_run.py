@@ -69,7 +69,7 @@ class UnknownCause(Record):
 
 
 class Explanation(Record):
-    """Causes of a step time: first those that may be behind others, then by share, unknown shares last."""
+    """The causes of a run's step time: first causes that may be behind others, then by share, unknown shares last."""
 
     run: str
     """The run's folder, or its log."""
@@ -162,7 +162,7 @@ def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
 
 
 def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseShare]:
-    """Return the share of a different window. It is exact, because the run has steps in the reference's window."""
+    """Return the cost of a window that differs from the reference's, from the run's own steps in both windows."""
     if against.window_mean_s is None:
         return {}
     mean_s, window = against.window_mean_s, against.reference.window
@@ -174,7 +174,7 @@ def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseS
 def _differing(
     differing: tuple[Condition, ...], found: Mapping[CauseName, CauseShare], rest_s: float
 ) -> dict[CauseName, CauseShare]:
-    """Attribute the rest of the gap to differences: all of it to a single one, at most all of it to each of several."""
+    """Attribute the rest of the gap to differences: all of it to a single cause, or at most all of it to each cause."""
     rules = cause_rules()
     by_rule: dict[CauseName, list[Condition]] = {}
     for item in differing:
@@ -249,7 +249,7 @@ US = 1_000_000
 
 
 def explain_judged(judged: Judged) -> Explanation | None:
-    """Explain the run with the median step time of a verdict's repeats, compared with that of the baseline."""
+    """Explain the repeat with the median step time, compared with the median run of the baseline; None without any."""
     run, baseline = _typical(judged.runs), _typical(judged.baseline)
     return explain(run, baseline, judged.verdict) if run else None
 
@@ -260,7 +260,7 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow, compared with the run ``against`` or, if that is None, with its verdict's reference.
+    """Explain why ``run`` is slow, compared with ``against`` or, if None, with the reference of ``verdict`` or its own.
 
     Return None for a run without a step time. Raise BrokenRecord or OSError if its steps cannot be read.
     """
@@ -416,7 +416,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Return the mean of the run's steps in ``window``; None if that is None, or if a step is missing."""
+    """Return the run's mean step time in ``window``; None if ``window`` is None, or if one of its steps is missing."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]

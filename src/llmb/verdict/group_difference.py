@@ -4,7 +4,7 @@
 Logarithms of run means are compared by their medians, so that one bad run among several does not decide. The interval
 is Student's t: with a common spread for groups of equal size, with both spreads (Welch) for groups of different size,
 and with the spread of the larger group for a single run. For two single runs, the spread of repeats is that of earlier
-runs. Without those, ``ASSUMED_SPREAD_PCT`` is added to the uncertainty of their steps, and the difference is soft.
+runs. Without earlier runs, ``ASSUMED_SPREAD_PCT`` is added to the uncertainty of their steps; the verdict is soft.
 """
 
 import math
@@ -17,7 +17,7 @@ from llmb.base.shown_text import listed
 from llmb.base.statistics import student_t
 
 ERROR_RATE = 0.01
-"""Probability of reporting any node although no node has an effect."""
+"""Probability that any node is reported although no node has an effect."""
 MOST_NAMED = 3
 
 
@@ -30,7 +30,7 @@ class RunMean:
 
 
 def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | None:
-    """Describe nodes that may explain a difference: those that only one group used, and those with unusual runs.
+    """Describe nodes that may explain a difference: nodes that only one group used, and nodes with unusual runs.
 
     Return None if both groups used the same nodes without an effect, or if the nodes of a run are unknown.
     """
@@ -53,7 +53,7 @@ def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | No
 
 
 def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str]:
-    """Describe the nodes with runs that differ from the others of their group by more than chance explains."""
+    """Describe nodes on which runs differ from the other runs of their group by more than chance explains."""
     from scipy.special import stdtr
 
     runs = (*before, *after)
@@ -76,7 +76,7 @@ def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str
 
 
 def _common_effect(strata: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, int]:
-    """Return the mean difference within strata, its standard error, and the degrees of freedom."""
+    """Return the mean difference between the two lists of each stratum, its standard error and degrees of freedom."""
     cells = [cell for stratum in strata for cell in stratum]
     freedom = sum(len(cell) - 1 for cell in cells)
     if freedom < 1:
@@ -130,7 +130,7 @@ class GroupDifference:
     ci95_pct: tuple[float, float] | None
     """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer ones."""
     smallest_visible_change_pct: float | None
-    """The smallest slowdown that these runs would have shown with probability ``POWER``; None if ``ci95_pct`` is."""
+    """The smallest slowdown that these runs would have shown with probability ``POWER``; None without ``ci95_pct``."""
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
     node_effect: str | None
@@ -143,7 +143,7 @@ class GroupDifference:
 class Decision:
     verdict: DecisionName
     more_runs: int | None
-    """Number of additional runs, first in the smaller group; None for a clear verdict, or if runs cannot settle it."""
+    """Number of runs to add, first to the smaller group; None for a clear verdict, or if runs cannot settle it."""
     reason: str | None
 
 
@@ -161,12 +161,12 @@ class _Precision:
 
     @property
     def smallest_change(self) -> float:
-        """Return the true difference with an interval that excludes 0 with probability ``POWER``."""
+        """Return the smallest true difference for which the interval excludes 0 with probability ``POWER``."""
         return self.half_width + student_t(self.freedom, POWER) * self.error
 
 
 def run_spread(means_s: Sequence[float]) -> RunSpread | None:
-    """Return the spread of runs of one recipe on the same nodes; None for fewer than ``FEWEST_EARLIER`` runs."""
+    """Return the spread of run means, in seconds; None for fewer than ``FEWEST_EARLIER``, or if one is not positive."""
     if len(means_s) < FEWEST_EARLIER or not all(0 < mean < math.inf for mean in means_s):
         return None
     return RunSpread(stdev(map(math.log, means_s)), len(means_s))
@@ -215,8 +215,8 @@ def clear_decision(
     delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
     """Return the verdict if it is clear, else None. ``regressed`` and ``improved`` require a difference above the
-    tolerance and an interval that excludes 0; ``pass`` an interval below the tolerance, and that a change of the
-    tolerance would have shown. Groups of one distribution differ in less than 5 % of cases, for any tolerance.
+    tolerance and an interval that excludes 0. ``pass`` requires that the interval does not exceed the tolerance, and
+    that a change of its size would have shown. Equal groups are called different in less than 5 % of cases.
     """
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:
@@ -228,8 +228,8 @@ def clear_decision(
 
 
 def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float) -> str | None:
-    """Return why a missing difference means little: a change of the tolerance would not have shown. Return None if it
-    would have, or if the interval exceeds the tolerance."""
+    """Return why an interval around 0 proves little: a change as large as the tolerance would not have shown. Return
+    None if it would have, or if the interval excludes 0 or exceeds the tolerance."""
     low, high = ci95_pct
     if not low <= 0 <= high <= tolerance_pct < smallest_visible_change_pct:
         return None
@@ -238,7 +238,7 @@ def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, to
 
 
 def _digits_above(value: float, limit: float) -> int:
-    """Return the fewest digits with which ``value`` is above ``limit`` after rounding."""
+    """Return the fewest decimals with which ``value`` is still above ``limit`` after rounding."""
     return next((n for n in range(1, MOST_DIGITS) if round(value, n) > limit), MOST_DIGITS)
 
 
@@ -268,8 +268,8 @@ def spread_note(difference: GroupDifference) -> str | None:
 
 
 def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
-    """Return the smallest number of additional runs that settle the verdict with probability ``POWER``, if the
-    estimates of the difference and the noise are right; None if it is above ``MOST_MORE_RUNS``."""
+    """Return how many additional runs should settle the verdict with probability ``POWER``; None if more than
+    ``MOST_MORE_RUNS``. If the noise is unknown, return as many as two groups of ``REPEATS`` runs need."""
     if difference.noise_pct is None:
         return 2 * (REPEATS - 1)
     delta, tolerance = math.log1p(difference.delta_pct / 100), math.log1p(tolerance_pct / 100)
@@ -286,7 +286,7 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
 
 
 def _spread_seen(freedom: int) -> float:
-    """Return a bound on observed over true spread, which holds with probability ``SPREAD_POWER``."""
+    """Return an upper bound on the ratio of observed to true spread, which holds with probability ``SPREAD_POWER``."""
     from scipy.special import chdtri
 
     return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)
@@ -313,8 +313,8 @@ def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | 
 
 
 def _variance_of_median(count: int) -> float:
-    """Return the variance of the median of ``count`` standard normal values: within 2 % if odd, up to 22 % high if
-    even.
+    """Return the variance of the median of ``count`` standard normal values: within 2 % for odd counts, up to 22 % too
+    high for even counts.
 
     The overestimate is needed for few runs: with exact values, groups of 2 and 2 would exceed 5 % false alarms."""
     return math.pi / (2 * count + math.pi - 2)

@@ -68,7 +68,7 @@ def is_pretended(run: AnalyzedRun) -> bool:
 
 
 def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
-    """Judge runs of a rank alone as 'not comparable', because all references are runs of all ranks."""
+    """Judge runs of a single pretended rank as 'not comparable', because references are runs of all ranks."""
     why = flaw_of(repeats[0])
     assert why, "a rank alone measures no step of all"
     return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why))
@@ -104,7 +104,7 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """Judge a log by the published figure of its recipe, or of a model that is not described, if there is one."""
+    """Judge a log by the published figure of its recipe, or of its model if the catalogue does not describe that."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
@@ -122,7 +122,7 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
 
 
 def _logged_conditions(run: AnalyzedRun, recipe: Recipe) -> Values:
-    """Return the conditions of a log. A log of the document's release has the document's program and averaged steps."""
+    """Return the conditions of a log; if it is of the document's release, with the document's program and steps."""
     stated, document = stated_conditions(run), recipe.document
     if document is None or run.configuration.get("release") != document.release:
         return stated
@@ -148,7 +148,7 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
-    """Judge a run by the entry of the user's file that fits it."""
+    """Judge a run by the matching entry of the user's file; 'not comparable' without one."""
     stated = stated_conditions(run)
     entry = expectations.entry_for(stated)
     if isinstance(entry, Missing):
@@ -233,7 +233,7 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
 
 
 def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
-    """Judge the mean of those repeats that are most similar to the published run, the latest if several are.
+    """Judge the group of repeats that is most similar to the published run, the latest of equally similar groups.
 
     If no run of the recipe is a measurement, judge the last run.
     """

@@ -151,7 +151,7 @@ def _interval(interval: Interval, sign: int, digits: int) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Format a percentage with ``digits`` decimals; small values have at least two, and those from 1000 none."""
+    """Format a percentage with ``digits`` decimals, but with at least two below 0.095, and with none from 1000 on."""
     digits = 0 if abs(value) >= 1000 else digits if abs(value) >= 0.095 else max(digits, 2)
     return f"{round(value, digits) + 0.0:.{digits if round(value, digits) else 1}f}"
 
@@ -204,7 +204,7 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
 
 
 def _spoiled(title: str, condition: Condition, reference: str) -> str:
-    """Describe a fault of one side, or of both in the words for yours; the table of conditions has the others."""
+    """Describe the run's fault or, if it has none, the reference's; the table of conditions has all texts."""
     if not condition.own:
         return f"{title} {reference}: {_of_one(condition.reference or '')}"
     both = f", and likewise {reference}" if condition.reference else ""
@@ -212,13 +212,13 @@ def _spoiled(title: str, condition: Condition, reference: str) -> str:
 
 
 def _of_one(text: str) -> str:
-    """Return the text about the first of several runs; the table of conditions has all texts."""
+    """Return the text about the first run, and the number of further texts."""
     first, *others = text.split(BETWEEN_RUNS)
     return f"{first} (and {len(others)} more like it)" if others else first
 
 
 def _statistic(steps: str) -> str:
-    """Return the name of a window's statistic: the step of ``last`` or ``49``, the mean of ``35-44``."""
+    """Name the statistic of a window: a single step for ``last`` or ``49``, a mean for ``35-44``."""
     if steps == "last":
         return "the last step's"
     return f"step {steps}'s" if steps.isdecimal() else f"the mean of {steps}"
@@ -260,7 +260,7 @@ def _defaults() -> tuple[ToleranceEntry, ...]:
 
 
 def tolerance_of(pct: float | None, name: str) -> Tolerance | None:
-    """Return the tolerance that the option ``name`` sets, or None; raise UsageError unless it is above 0."""
+    """Return the tolerance ``pct`` set by the option ``name``; None if unset. Raise UsageError unless it is above 0."""
     if pct is None:
         return None
     if not 0 < pct < inf:
@@ -292,7 +292,7 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
-    """Return statistics of run means, in seconds, with Student's t interval; raise ValueError like ``describe``."""
+    """Return statistics of run means with Student's t interval; raise ValueError for an empty or infinite sample."""
     found = describe(means_s)
     if found.std is None:
         return found
@@ -303,7 +303,7 @@ def describe_runs(means_s: Sequence[float]) -> Statistics:
 def judge_against_figure(
     repeats: Sequence[AnalyzedRun], reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance
 ) -> Verdict:
-    """Judge whether a run, or the mean of repeats, is as fast as ``reference``; ``conditions`` are differences."""
+    """Judge whether a run, or the mean of repeats, is as fast as ``reference``; ``conditions`` differ between them."""
     all_conditions = (*_disturbances(repeats), *conditions)
     other_steps = reference.window is None or any(condition.key == WINDOW for condition in conditions)
     alike = reference.kind == "published" and not other_steps
@@ -314,7 +314,7 @@ def judge_against_figure(
 def _finding_against_figure(
     times: Statistics | None, flaw: str | None, reference: Reference, tolerance: Tolerance, *, alike: bool
 ) -> Verdict:
-    """Judge regardless of conditions. ``alike`` means that both are the same statistic, perhaps of one log line."""
+    """Judge regardless of conditions. ``alike``: the reference is a published figure with the window of the run."""
     if times is None:
         return Verdict(verdict="invalid", soft=False, reason=flaw)
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
@@ -332,15 +332,15 @@ def _finding_against_figure(
 
 
 def _said(found: Verdict) -> str | None:
-    """Return the reason; None if it only repeats that the verdict is unclear."""
+    """Return the reason for a verdict; None if it only repeats that the verdict is unclear."""
     return None if found.reason == UNDECIDED else found.reason
 
 
 def single_difference(
     statistics: Statistics, reference_s: float, reference_ci95: tuple[float, float] | None = None
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return the difference of the run's mean from ``reference_s`` in percent, above 0 if slower, and its 95 %
-    interval.
+    """Return the difference of the run's mean from ``reference_s`` in percent, above 0 if slower, and the 95 % interval
+    of the difference.
 
     The interval is None for a run with a single step. Raise ValueError if the reference is not above 0."""
     if not reference_s > 0:
@@ -354,7 +354,7 @@ def single_difference(
 
 
 def _allowed(interval: Interval, values: int = 1) -> Interval:
-    """Widen the interval by the assumed spread between repeats, once for each of the ``values``."""
+    """Widen a difference's interval by the assumed spread of repeats; ``values`` is the number of varying sides."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half
@@ -382,10 +382,10 @@ def judge_against_runs(
     tolerance: Tolerance | None = None,
     known: RunSpread | None = None,
 ) -> Verdict:
-    """Judge whether ``runs``, which are repeats, are as fast as those of ``baseline``, which must not be empty.
+    """Judge whether the repeats ``runs`` are as fast as the runs of ``baseline``, which must not be empty.
 
-    ``reference`` describes the baseline. ``tolerance`` defaults to the one for these nodes. ``known`` is the spread of
-    earlier repeats, used if each side has a single run.
+    ``reference`` describes the baseline. The default tolerance depends on whether both sides used the same nodes.
+    ``known`` is the spread of earlier repeats, used if each side has a single run.
     """
     valid = [run for run in runs if flaw_of(run) is None]
     counted = valid or runs
@@ -438,7 +438,7 @@ def means_of(runs: Iterable[AnalyzedRun]) -> list[RunMean]:
 def judgement(
     finding: Verdict, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance | None
 ) -> Verdict:
-    """Return ``finding``, the verdict by the difference alone, limited to what the conditions allow."""
+    """Return ``finding``, the verdict on the difference alone, weakened or replaced as the conditions require."""
     verdict, reason = finding.verdict, finding.reason
     prevented = [condition for condition in conditions if condition.effect == "prevents"]
     if prevented and verdict != "invalid":

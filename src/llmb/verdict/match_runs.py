@@ -59,13 +59,13 @@ class Varied:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
 
     def place(self, configuration: dict[str, Value]) -> tuple[object, ...]:
-        """Return a sort key for the groups of one selection; the other groups are compared with the first."""
+        """Return the key that sorts groups of one selection; the first group is compared with each of the others."""
         keys = sorted((key for key in configuration if key in self), key=lambda key: (key != self.first, key))
         return tuple(_place(configuration[key], self.order) for key in keys)
 
 
 def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
-    """Return the keys of ``names``, which are modes or keys of some of the runs; raise UsageError for other names."""
+    """Return the keys that ``names``, modes or keys, allow to differ; raise UsageError for a name that is neither."""
     modes = {mode.name: mode for mode in modes_file().modes}
     keys = set(known_keys)
     chosen = []
@@ -100,12 +100,12 @@ def _place(value: Value, order: tuple[str, ...]) -> tuple[int, int, float, str]:
 ARROW = " -> "
 MODEL = ("workload", "size")
 MODEL_NAME = "model name"
-"""The key of the recipe's name, which marks a proxy."""
+"""The key of the model's name, which shows whether the model is a proxy."""
 NAMED = ("workload", "size", "dtype")
 TITLE_KEYS = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
-"""Keys that are the first to distinguish rows with equal titles."""
+"""Keys to try first to distinguish rows with equal titles."""
 NAMES = ("experiment", ARGUMENTS)
-"""Keys that replace an unknown recipe: the two sides of a comparison are assumed to have the same recipe."""
+"""Keys of runs with an unknown recipe. They may differ: both sides are assumed to have the same recipe."""
 IDENTIFYING = ("workload", "size", "dtype", "layout.gpus")
 """Keys that a run without a record must have to be matched with recorded runs of the same recipe."""
 Configuration = dict[str, Value]
@@ -184,7 +184,7 @@ def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
 def _by_what_logs_tell(
     before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied, known: Sequence[Pair]
 ) -> list[Pair]:
-    """Return pairs of which one run has no record: with the only group that agrees with its known configuration."""
+    """Pair groups, at least one of them without records, that agree with each other and with no other group."""
     found = []
     for one in before:
         fitting = [other for other in after if _agrees(one, other, varied)]
@@ -243,7 +243,7 @@ def _title(values: Mapping[str, str]) -> str:
 
 
 def _distinction(values: Mapping[str, str], same: Sequence[Mapping[str, str]]) -> str:
-    """Return the fewest differing keys that distinguish rows with the same title."""
+    """Return the keys and values to append to a title so that it differs from equal titles."""
     chosen: list[str] = []
     differing = [key for key in dict.fromkeys((*TITLE_KEYS, *values)) if len({other.get(key) for other in same}) > 1]
     for key in differing:
@@ -275,7 +275,7 @@ def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
 
 
 def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> RunSpread | None:
-    """Return the spread of earlier runs on the same nodes if each side has a single run; None if it is unknown."""
+    """Return the spread of earlier runs if each side has a single run, both on the same nodes; otherwise None."""
     if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
         return None
     compared = {run.counted_as for run in (*before, *after)}

@@ -33,7 +33,7 @@ class RunGroup:
     run_means_s: Statistics
     """Statistics of the mean step times of the runs."""
     differs: tuple[str, ...] = ()
-    """Values that distinguish the group from otherwise equal ones, such as ``software.torch 2.9``."""
+    """Values that distinguish the group from others with the same recipe and layout, such as ``software.torch 2.9``."""
 
     @property
     def first(self) -> AnalyzedRun:
@@ -47,7 +47,7 @@ class RunGroup:
 
 
 def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
-    """Group successful runs by configuration. A run with an unknown configuration forms its own group."""
+    """Group successful runs by configuration, without copies. A run with an unknown configuration is a group."""
     by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:
@@ -126,7 +126,7 @@ class Scaling:
 
 
 def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scaling, ...]:
-    """Return the scaling of each measured recipe. Groups with an unknown number of GPUs are skipped."""
+    """Return the scaling of each measured recipe. Groups with an unknown recipe or number of GPUs are skipped."""
     families: dict[tuple[object, ...], list[RunGroup]] = defaultdict(list)
     for group in groups:
         if group.first.gpus and group.first.recipe_text:
@@ -196,7 +196,7 @@ def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    """Return the rows with efficiencies relative to the fastest layout, own or published, of the smallest scale."""
+    """Return the rows with efficiencies, relative to the fastest measured or published layout at the smallest scale."""
     measured = [_per_gpu(row, row.step_time_s) for row in rows]
     published = [_per_gpu(row, row.published.step_time_s if row.published else None) for row in rows]
     own_base, published_base = _base(rows, measured), _base(rows, published)

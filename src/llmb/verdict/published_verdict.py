@@ -52,9 +52,9 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
 def published_verdict(
     repeats: Sequence[AnalyzedRun], record: RunRecord, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge repeats by the published figure of the recipe in ``record``, which is the record of the last one.
+    """Judge repeats by the published figure of the recipe in ``record``, the record of the last repeat.
 
-    The conditions are those that documents report, in the documents' terms.
+    Conditions are compared in the terms of the reference documents.
     """
     plan, window = record.plan, repeats[-1].window or record.plan.window
     steps = documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window)
@@ -65,7 +65,7 @@ def published_verdict(
 def verdict_of_recipe(
     recipe: Recipe, repeats: Sequence[AnalyzedRun], stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge runs of ``recipe`` by its published figure; ``stated`` are their known conditions."""
+    """Judge runs of ``recipe`` by its published figure; Missing without a figure. ``stated``: the runs' conditions."""
     figure = recipe.figure
     if figure is None:
         return Missing(f"no published figure: {recipe.expectations_reason}")
@@ -126,7 +126,7 @@ def _window_text(figure: Expectation, window: Window | None) -> str:
 
 
 def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:
-    """Add the published condition's source, and its estimated effect unless the run may have the condition, too."""
+    """Add the published condition's source and, if the run's own value is known, the estimated effect."""
     if published is None:
         return condition
     slower = published.slower_pct if condition.own is not None else None
@@ -144,7 +144,7 @@ def published_window(figure: Expectation) -> Window | None:
 
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
-    """Return the steps that a step time of the document's software averages: it may print means of several steps."""
+    """Return the steps that a window averages; the document's software may print means of several steps."""
     figure = recipe.figure
     published = published_window(figure) if figure and window.rule == recipe.documented_window else None
     return steps_text(published or window)
@@ -202,7 +202,7 @@ def _vboost_text(vboost: VboostOutcome) -> str:
 
 
 def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:
-    """Return the published conditions of a figure; ``device`` is the GPU of the run."""
+    """Return the published conditions of a figure; ``device`` is the name of the run's GPU, None if unknown."""
     document, layout = recipe.document, recipe.layout
     squad = document and document.data == "squad"
     return {
@@ -224,7 +224,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
-    """Return the GPU name that figures of ``gpu_type`` refer to: ``device`` itself if it is of this type."""
+    """Return the GPU name that figures of ``gpu_type`` refer to: ``device`` if it is of this type; None if unknown."""
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None
