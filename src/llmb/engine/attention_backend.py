@@ -69,7 +69,7 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 
 
 class BackendTrial(NamedTuple):
-    """The result of trying one layer of each kind. milliseconds: for all layers; None if not timed. distance: the
+    """The result of a trial on one layer of each kind. milliseconds: for all layers; None if not timed. distance: the
     largest relative distance of a result or gradient from the exact one; None if not compared."""
 
     milliseconds: float | None
@@ -181,7 +181,7 @@ Measure = Callable[[bool], BackendTrial]
 def try_kernel(
     backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
 ) -> list[Trial]:
-    """Try the heads as they are; if ``grouped``, also try repeated heads if the first trial fails or times matter."""
+    """Try ``backend``; if ``grouped``, also try it with repeated heads if the first trial fails or is timed."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if not grouped or (trial.problem is None and not timed):
         return [trial]
@@ -190,7 +190,7 @@ def try_kernel(
 
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
-    """Try ``backend`` and return the result of all ranks, as a collective; without ``ranks``, of this process."""
+    """Try ``backend``; return the result of all ranks, as a collective, or without ``ranks`` of this process."""
     own, refusal = BackendTrial(None, None, None), None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -301,9 +301,9 @@ def forget_memory(device: torch.device) -> None:
 
 
 def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tensor, last_keys: Tensor) -> list[Tensor]:
-    """Return the result and the gradients of query, key and value: [batch, queries or keys, heads, head_dim] fp32.
+    """Return exact attention, and the gradients of query, key and value: [batch, tokens, heads, head_dim] fp32.
 
-    gradient: of the result. first_keys, last_keys: the range that each query attends to, [batch or 1, queries].
+    gradient: the result's. first_keys, last_keys: the range that each query attends to, [batch or 1, queries].
     """
     query, key, value, gradient = (part.detach().float() for part in (*heads, gradient))
     batch, queries, number, _ = query.shape

@@ -74,9 +74,9 @@ def device_memory(ranks: Ranks) -> DeviceMemory | None:
 
 
 def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
-    """Return what is recorded of the run's GPUs after it, by key. A collective on GPUs.
+    """Return the fields of ``Environment`` that describe the GPUs after the run. A collective on GPUs.
 
-    ``memory`` is this rank's, after the first step.
+    ``memory``: of this rank's GPU, after the first step.
     """
     found: dict[str, object] = {"gpus_at_end": _gpus_of_run(ranks).gpus or None}
     if memory:

@@ -49,8 +49,8 @@ class KernelTrial(NamedTuple):
 class RankShapes(NamedTuple):
     """Shapes of the tensors that one rank casts for a micro-batch.
 
-    cast: of inputs and weights. joined: numbers of rows of weights cast into one matrix. activated: of the results
-    of activations. heads: batch, positions, query heads, key heads.
+    rows: the number of tokens. cast: of inputs and weights. joined: numbers of rows of weights cast into one matrix.
+    activated: of the results of activations. heads: batch, positions, query heads, key heads.
     """
 
     rows: int
@@ -185,7 +185,7 @@ def both_ways(casts: BothWays, stored: Tensor, scale: Tensor) -> Parts:
 
 
 def joined_parts(values: Values, parts: Sequence[int], columns: int) -> Parts:
-    """Yield the results of casting layers' weights into one matrix, with the expected ones. parts: the layers' rows."""
+    """Yield the results of casting layers' weights into one matrix, and torch's results. parts: the layers' rows."""
     rows, scale = sum(parts), values.number(SCALE)
     whole = torch.empty((rows, columns), dtype=FORMATS[WEIGHT], device=values.device)
     transposed, amax = whole.new_empty((columns, rows)), values.number(0.0)

@@ -34,7 +34,7 @@ def ask_for_topology(plan: Plan, folder: RunFolder) -> None:
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """Make NCCL log collectives with ``--nccl-trace`` and, in runs on several nodes, the network on their first ranks.
+    """Make NCCL log collectives with ``--nccl-trace`` and, in runs on several nodes, the network on each first rank.
 
     Return the user's own log file if NCCL writes there, else None.
     """
@@ -103,7 +103,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's lines, except those of collectives, from the user's log to the run folder; print an error."""
+    """Copy NCCL's lines, except about collectives, from the user's log to the run folder; print an error, if any."""
     if log is None:
         return
     kept = network_log(folder, _rank())

@@ -84,7 +84,7 @@ class StepProfiler:
 class TorchRecorder:
     """Writes a trace of the PyTorch profiler, for chrome://tracing, Perfetto and ``llmb trace``.
 
-    Raise EnvironmentProblem if the folder of ``path``, or the one for temporary files, cannot be written to.
+    Raise EnvironmentProblem if the folder of ``path``, or the folder for temporary files, cannot be written to.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:

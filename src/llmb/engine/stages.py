@@ -224,7 +224,7 @@ def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def sum_in_products(stages: Iterable[TrainedStage]) -> None:
-    """Make the backward pass's matrix products add to the gradients of weights in place, instead of autograd.
+    """Make matrix products of the backward pass, instead of autograd, add to the gradients of weights in place.
 
     The parameters must have the dtype in which their gradients are summed. Replicated weights are skipped: each rank
     has only a partial sum of their gradient.
@@ -254,7 +254,7 @@ def is_replicated(weight: Tensor) -> bool:
 
 
 def overlap_exchange(stages: Sequence[TrainedStage]) -> None:
-    """Make stages exchange gradients during the backward pass, and await others' updates during the forward pass."""
+    """Make stages exchange gradients during the backward pass, and await other ranks' updates in the forward pass."""
     reduction = Reduction()
     for stage in stages:
         stage.reduction = reduction

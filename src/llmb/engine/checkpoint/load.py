@@ -92,7 +92,7 @@ def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
 
 
 BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
-"""Exceptions from reading a damaged pickle: OSError, ``MetadataUnpickler``'s ValueError, and what pickle documents."""
+"""Exceptions from reading a damaged pickle: OSError, ``MetadataUnpickler``'s ValueError, and pickle's own."""
 
 
 def torch_message(error: BaseException) -> str:
@@ -147,7 +147,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Load the tensors of ``each``, and round masters to parameters; return all tensors by name, and the duration."""
+    """Read the checkpoint into the tensors of ``each``, round masters to parameters; return tensors and duration."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
@@ -163,9 +163,9 @@ def load_state(
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Read into the tensors of ``each``; return all of them by name. A collective.
+    """Read a checkpoint into the tensors of ``each``; return all tensors by name. A collective.
 
-    For tensors in ``places``, only the elements there are read.
+    If a tensor has a place in ``places``, only the elements at this place are read.
 
     Raise UsageError if a tensor is missing or cannot be read.
     """
@@ -189,7 +189,7 @@ class TensorReader(FileSystemReader):
 
     read_bytes = 0
     read_s = 0.0
-    """Bytes and seconds of this rank's reads, including the copy to their destination."""
+    """Bytes and seconds of this rank's reads, including the copies to the tensors."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         began = time.perf_counter()
@@ -208,7 +208,7 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Accepts only ``types`` and the members of enums. writer: the program that saved the checkpoint."""
+    """Accepts only ``types``, paths and the members of enums. writer: the program that saved the checkpoint."""
 
     types = METADATA_TYPES
     writer = "llmb"

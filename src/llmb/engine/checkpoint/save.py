@@ -77,7 +77,7 @@ class Writer(FileSystemWriter):
     """Writes a rank's files, or raises the operating system's error, which torch.save hides if a disk is full.
 
     On the coordinator, after ``finish``, ``checksums`` are the checksums of all ranks' files by name, and the metadata
-    lists the written tensors, which torch 2.11 adds only to a copy of it.
+    lists the written tensors, which torch 2.11 adds only to a copy of the metadata.
     """
 
     def __init__(self, path: Path, **options: Any) -> None:  # noqa: ANN401 (those of torch)
@@ -86,7 +86,7 @@ class Writer(FileSystemWriter):
         self.checksums: dict[str, str] = {}
 
     def storage_meta(self) -> StorageMeta:
-        """Return metadata without the folder: versions of Python pickle its type under different names."""
+        """Return metadata without the folder: versions of Python pickle the type of a path under different names."""
         return StorageMeta(save_id=self.save_id)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> futures.Future[list[WriteResult]]:
@@ -115,9 +115,9 @@ class Writer(FileSystemWriter):
 
 
 class Staging:
-    """Copies of a rank's tensors in host memory, which later steps do not change. Each save overwrites the last one's.
+    """Copies of a rank's tensors in host memory, which later steps do not change. Each save overwrites the last copies.
 
-    The memory is kept, because to allocate it takes longer than to copy, and pinned if the tensors are on a GPU, which
+    The memory is kept, because allocating takes longer than copying. It is pinned if the tensors are on a GPU, which
     then copies at the full speed of its link.
     """
 
@@ -157,8 +157,8 @@ class FolderTrial:
 def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, hosts: Hosts) -> None:
     """Create the folder, and check that all nodes share it. A collective of all ranks of ``hosts``.
 
-    Raise EnvironmentProblem, on all ranks, if a node cannot write there or sees a different folder, or if the disk is
-    too small for the checkpoints of ``plan``.
+    Raise EnvironmentProblem, on all ranks, if a node cannot write to the folder or sees a different one, or if the disk
+    is too small for the checkpoints of ``plan``.
     """
     mine = _leave_file(plan, folder, ranks)
     problem = hosts.ask(lambda: mine, lambda tried: [_first_problem(tried, folder)] * len(tried))
@@ -194,8 +194,8 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
     """Write the record of the checkpoint that all ranks wrote, and rename its folder.
 
-    ``checksums`` are those of the files in ``weights``, by name; ``base`` is the origin of the weights that adapters
-    adapt. All files must be on disk. Raise OSError if that fails, or if files of other ranks are not visible here.
+    ``checksums``: of the files in ``weights``, by name. ``base``: the origin of the weights that adapters adapt. All
+    files must be on disk. Raise OSError if writing or renaming fails, or if other ranks' files are not visible here.
     """
     partial = partial_path(path)
     sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
@@ -261,8 +261,8 @@ class Saver:
 
     Except after the last step, a checkpoint is copied to host memory while training waits, and then written by a
     thread. The ranks synchronize through separate process groups, which never interfere with the collectives of
-    training. The writes of all checkpoints are planned before training, because the first rank plans those of all
-    ranks, in Python, and the steps of all would wait for its interpreter.
+    training. The writes of all checkpoints are planned before training, because the first rank plans the writes of all
+    ranks in Python, and their steps would wait for its interpreter.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class Saver:
         return planner
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan the writes of each rank; only one rank writes shared values. This takes 10 s for 170,000 pieces."""
+        """Plan the writes of each rank; one rank writes values that several have. Takes 10 s for 170,000 pieces."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

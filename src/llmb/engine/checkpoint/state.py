@@ -2,7 +2,7 @@
 """The content of a checkpoint: only tensors, under names that are the same for every layout.
 
 Weights and optimizer state are full tensors, DTensors, or elements whose places in the full tensors are known, so any
-number of ranks can read what any other wrote.
+number of ranks can read what any other number wrote.
 
 If a rank updates only some elements of a parameter, it saves and reads only these. Consecutive elements of a matrix are
 at most three boxes: the end of a row, whole rows, and the beginning of a row. A checkpoint consists of boxes,
@@ -44,7 +44,7 @@ Numbers = tuple[int, ...]
 class PartPlace(NamedTuple):
     """The place of the elements ``start`` to ``stop`` of a rank's flattened shard of a tensor.
 
-    shape, offset: of the shard in the tensor, whose own shape is ``full``.
+    shape, offset: the shard's shape, and its offset in the tensor. full: the tensor's shape.
     """
 
     start: int
@@ -90,7 +90,7 @@ def shard_places(state: Mapping[str, Tensor]) -> Places:
 
 
 def local_elements(state: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
-    """Return this rank's values of ``state``: one dimension for tensors with a place, none of them a DTensor."""
+    """Return this rank's values of ``state`` as plain tensors; those with a place are flattened."""
     local = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
     return {name: tensor.flatten() if name in places else tensor for name, tensor in local.items()}
 

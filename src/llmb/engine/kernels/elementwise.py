@@ -2,7 +2,7 @@
 """Casts to FP8 that read a tensor once and write both memory layouts that FP8 products need; alone, or fused with the
 operation before them: an activation, its gradient, or the gradient of rotary embeddings.
 
-Each of them has a Triton kernel for GPUs, in ``fp8_cast_triton`` or ``rotary_triton``, and torch code as reference.
+Each cast has a Triton kernel for GPUs, in ``fp8_cast_triton`` or ``rotary_triton``, and torch code as reference.
 Results are row-major values, their transpose, both contiguous, and the largest absolute value before scaling: 0-d
 fp32, NaN if any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
 """
@@ -44,7 +44,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Cast a matrix, [rows, columns], or a stack; return both memory layouts, and the largest absolute value."""
+    """Cast a matrix, [rows, columns], or a stack of them; return both memory layouts and the largest absolute value."""
     if has_kernel(values):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -55,7 +55,7 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWay
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
-    """Write the results of ``cast_both_ways`` to existing tensors, whose rows may be parts of longer ones."""
+    """Write the results of ``cast_both_ways`` to existing tensors, which may be slices of larger tensors."""
     if has_kernel(source):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -76,7 +76,7 @@ def transpose(values: Tensor) -> Tensor:
 
 
 def activate(inputs: Tensor, activation: Activation) -> Tensor:
-    """Map [rows, features], or [rows, 2 * features] with gate and up, to [rows, features]."""
+    """Apply ``activation``: map [rows, features], or [rows, 2 * features] with gate and up, to [rows, features]."""
     if activation == "squared-relu":
         return functional.relu(inputs).square()
     gate, up = inputs.chunk(2, -1)
@@ -84,7 +84,7 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
-    """Return the gradient of ``activate``'s inputs from its result's ``gradient``, rounded as in torch's autograd."""
+    """Return the gradient of ``activate``'s inputs from ``gradient``, of its result, rounded as in torch's autograd."""
     if activation == "squared-relu":
         positive = functional.relu(inputs)
         to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)
@@ -125,7 +125,7 @@ class Heads(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """The rotation of pairs. cos, sin: [seq, pairs] or [batch, seq, pairs], fp32.
+    """Rotations of pairs of elements. cos, sin: of the angles, [seq, pairs] or [batch, seq, pairs], fp32.
 
     A pair is elements (i, i + pairs) of a head, or (2i, 2i + 1) when ``interleaved``.
     """
@@ -175,7 +175,7 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
 
 
 def rotated_back(gradients: Heads, rotation: Rotation) -> Tensor:
-    """Return the gradient of the product, [batch * seq, outputs]: a token's queries, keys and values in each row."""
+    """Rotate gradients of query and key back; return all three as the product's gradient, [batch * seq, outputs]."""
     back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)

@@ -94,7 +94,7 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast ``source`` or, unless ACTIVATION is "none", its activation; columns: of the results."""
+    """Cast ``source`` or, unless ACTIVATION is "none", its activation. rows, columns: the shape of the results."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     source += matrix * source_matrix + top * source_row + left
@@ -140,7 +140,7 @@ def activation_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast the gradient of an activation's inputs, computed from that of its result; "swiglu" has two inputs."""
+    """Cast the gradient of an activation's inputs, computed from its result's ``gradient``; "swiglu" has two inputs."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     source += top * source_row + left
     values += top * values_row + left
@@ -252,7 +252,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement ``elementwise.cast_activation_gradient``. With "swiglu", only ``gradient`` is half as wide."""
+    """Implement ``elementwise.cast_activation_gradient``. With "swiglu", ``gradient`` is half as wide as ``inputs``."""
     source, gradient_rows = _rows_contiguous(inputs), _rows_contiguous(gradient)
     values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = gradient_rows.shape

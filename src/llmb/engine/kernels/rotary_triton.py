@@ -35,7 +35,7 @@ def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr,
 def _columns(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Return the columns of a piece's two tiles and their ends: of pairs, or of elements that are not rotated."""
+    """Return the columns of a piece's two tiles, and their ends: of pairs or, from ROTATED on, of other elements."""
     numbers = tl.arange(0, COLUMNS)
     if piece < ROTATED:
         return piece * COLUMNS + numbers, piece * COLUMNS + PAIRS + numbers, PAIRS, 2 * PAIRS
@@ -155,7 +155,7 @@ def cast_rotated_kernel(
 ):
     """Rotate the gradients of queries and keys back; cast the gradients of queries, keys and values.
 
-    rotated_heads: the number of heads of queries and keys; heads: also of values. A head has PIECES, the first ROTATED
+    rotated_heads: the number of heads of queries and keys; heads: of all three. A head has PIECES, the first ROTATED
     of which have pairs. Both elements of an interleaved pair are loaded together, by the thread that has their cos and
     sin; all strides but that of ``transposed`` then count pairs.
     """

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class TokenSpan(NamedTuple):
-    """``length`` queries from index ``query``; the same tokens' keys begin at ``own_key``, earlier ones at ``key``."""
+    """``length`` queries from index ``query``; their own keys begin at ``own_key``, the keys before them at ``key``."""
 
     query: int
     length: int
@@ -32,7 +32,7 @@ class TokenSpan(NamedTuple):
 
 
 class SpanPart(NamedTuple):
-    """Queries and keys. Each query attends to all of the keys or, if ``causal``, to those up to its own."""
+    """Queries and keys. Each query attends to all of the keys or, if ``causal``, to the keys up to its own."""
 
     queries: slice
     keys: slice

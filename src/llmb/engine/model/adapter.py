@@ -23,9 +23,9 @@ OWN, FUSED = "adapter", "qkv_adapter"
 class Adapter(nn.Module):
     """The low-rank summand of a frozen linear layer's output: ``scale * b(a(dropout(hidden)))``, [..., outputs].
 
-    If tensor parallelism shards the layer's outputs, it shards those of ``b`` and replicates ``a``. If it shards the
-    inputs, it shards those of ``a`` and replicates ``b``; the adapter's output is then a partial sum, which is reduced
-    together with the layer's. If the layer gathers a sequence, the adapter gathers the result of ``a``: it is smaller.
+    If tensor parallelism shards the layer's outputs, it shards the outputs of ``b`` and replicates ``a``. If it shards
+    the inputs, it shards the inputs of ``a`` and replicates ``b``; the adapter's output is then a partial sum, reduced
+    together with the layer's output. If the layer gathers a sequence, the adapter gathers the smaller result of ``a``.
     """
 
     def __init__(self, layer: nn.Linear, lora: Lora) -> None:
@@ -53,7 +53,7 @@ class FusedAdapter(nn.Module):
         self.dropout: nn.Module = nn.Identity()
 
     def forward(self, hidden: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the layers' ``outputs``, which may be split into heads, plus the adapter's, in order."""
+        """Return the layers' ``outputs``, which may be split into heads, plus the adapter's outputs, in order."""
         added = self.parts(self.a(self.dropout(hidden)) * self.scale)
         return tuple(output + part.view_as(output) for output, part in zip(outputs, added, strict=True))
 
@@ -65,7 +65,7 @@ def is_of_adapter(name: str) -> bool:
 
 def adapter_deviation(name: str, shape: tuple[int, ...]) -> float:
     """Return the standard deviation of an adapter's initial values: Xavier's for A, and 0 for B, so that training
-    starts with the base's outputs, as in Megatron-Bridge."""
+    starts with the outputs of the base model, as in Megatron-Bridge."""
     is_a = name.split(".")[-2] == "a"
     return math.sqrt(2 / sum(shape)) if is_a else 0.0
 
@@ -80,7 +80,7 @@ class TokenKeys:
         self.value: Tensor | None = None
 
     def set(self, samples: range, positions: Tensor, seq_len: int) -> None:
-        """Set the keys. samples: the micro-batch's sample numbers. positions: of this rank's tokens, [seq]."""
+        """Set the keys. samples: the micro-batch's sample numbers. positions: where this rank's tokens are, [seq]."""
         numbers = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(-1) * seq_len + positions
         keys = mixed(numbers) + (numbers >> 32)
         if self.value is None or self.value.shape != keys.shape:

@@ -49,8 +49,8 @@ FULL = Reach()
 class Segments(NamedTuple):
     """The segments of a range of queries of every sequence in a micro-batch, one sequence after the other.
 
-    queries, keys: [segments + 1] int32, the index of each segment's first query and key among those of the range, then
-    the total. seen: [keys] int64, the indices of these keys in the flattened micro-batch; None for all of its keys.
+    queries, keys: [segments + 1] int32, the index of each segment's first query or key within the range, then the
+    total. seen: [keys] int64, the indices of the range's keys in the flattened micro-batch; None if it has all of them.
     """
 
     queries: Tensor
@@ -73,7 +73,7 @@ class DocumentSegments(NamedTuple):
 def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], longest: int) -> DocumentSegments:
     """Return the segments of queries at the places in ``ranges``, of sequences whose documents begin at ``starts``.
 
-    starts: [batch, seq] int64, on the host: for each token of the full sequences, where its document begins.
+    starts: [batch, full seq] int64, on the host, where each token's document begins. longest: see ``DocumentSegments``.
     """
     document = tuple(_segments(starts, queries) for queries in ranges)
     reach = chunks_of(model).within(starts.shape[1])
@@ -109,7 +109,7 @@ class Rotary(NamedTuple):
     """Positions of tokens, and the corresponding rotations.
 
     positions: [seq] or [batch, seq], integers. rotation: cos and sin are [*positions.shape, pairs], where 2 * pairs of
-    a head's elements are rotated, and the rest unchanged. factors: the rotation as factors of whole heads' elements.
+    a head's elements are rotated, and the rest unchanged. factors: the rotation as ``RotaryFactors``.
     """
 
     positions: Tensor

@@ -88,10 +88,10 @@ class MoEBlock(Block):
 
 
 class Decoder(nn.Module):
-    """A model, or one pipeline stage of it, whose parameters have the names that they have in the full model.
+    """A model, or one of its pipeline stages, with the parameter names of the full model.
 
     If embedding and head are tied, they are one parameter, with the name of the embedding. A last stage that is not
-    also the first has a replica of it (see ``parallel.pipeline``).
+    also the first has a replica of the embedding (see ``parallel.pipeline``).
 
     embeds: True if the stage begins with the embedding. tables: the result of the last call of ``rotary``.
     """

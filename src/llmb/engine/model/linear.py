@@ -104,7 +104,7 @@ def multiply_shard(shard: Tensor, weights: Sequence[Tensor], group: Group) -> tu
 def _gradients(
     gradients: list[Tensor], shard: Tensor, weights: list[Tensor], name: str, size: int, rank: int
 ) -> list[Tensor]:
-    """Return the gradients of ``shard`` and of each weight; ``gradients`` are those of the products."""
+    """Return the gradients of ``shard`` and of each weight, from ``gradients``, the gradients of the products."""
 
     def to_weights(whole: Tensor) -> list[Tensor]:
         return [gradient.flatten(0, -2).t() @ whole.flatten(0, -2) for gradient in gradients]
@@ -163,7 +163,7 @@ class GradientSum:
     """The gradient of one matrix, whose rows are the local shards of ``parameters``.
 
     total: the sum, shaped like the matrix. is_empty: True until a step's first micro-batch, which overwrites ``total``.
-    It is a 0-d tensor, so that the same compiled code serves all micro-batches, and on the host, so that reading it
+    This is a 0-d tensor, so that the same compiled code serves all micro-batches, on the host, so that reading it
     does not wait for the device.
     """
 
@@ -195,7 +195,7 @@ class GradientSum:
 
 @torch.library.custom_op("llmb::add_product", mutates_args=("total", "is_empty"))
 def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Add ``gradient.t() @ rows`` to ``total``, or set it if empty. gradient: [n, outputs]. rows: [n, inputs]."""
+    """Add ``gradient.t() @ rows`` to ``total``, or overwrite it if empty. gradient: [n, outputs]. rows: [n, inputs]."""
     if is_empty:
         torch.mm(gradient.t(), rows, out=total)
         is_empty.fill_(False)
@@ -230,7 +230,7 @@ class _SumContext(Context):
 
 
 class _Multiply(torch.autograd.Function):
-    """A product whose backward pass adds to ``total``, which is not saved, because saved tensors must not change."""
+    """A product; its backward pass adds to ``total``, which is not saved, because saved tensors must not change."""
 
     @staticmethod
     def forward(
@@ -264,7 +264,7 @@ class Linear(nn.Linear):
 
     gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
     are gathered for the product; None if the input is whole. summed_over: the ranks whose products are summed and
-    scattered by the sequence; None if the layer returns its own product, as all but ``sums_products`` layers do.
+    scattered by the sequence; None if the layer returns its own product, as layers without ``sums_products`` do.
     adapter: its output is added to the layer's.
     """
 
@@ -363,7 +363,7 @@ class _JoinedContext(FunctionCtx):
 
 
 class _AsOne(torch.autograd.Function):
-    """Returns ``weight``, and passes its gradient to ``parts``, which are its rows in the same memory."""
+    """Returns ``weight``, and passes its gradient to ``parts``, the parameters that share its memory."""
 
     # All tensors are one argument: if no part is trained, the compiler counts named arguments to see whether there is a
     # context, and would take the first of two parts for the weight.

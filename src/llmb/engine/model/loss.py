@@ -80,7 +80,7 @@ def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
     """Overwrite the logits with the gradient of ``sum(shares * (log_sums - label))``.
 
-    It is share * (softmax - one-hot of the label); ``log_sums`` are those of all columns.
+    The gradient is share * (softmax - one-hot of the label). log_sums: over the columns of all ranks.
     """
     gradient = (logits - log_sums.unsqueeze(-1)).exp_()
     columns = torch.arange(logits.shape[-1], device=logits.device)
@@ -89,7 +89,7 @@ def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor
 
 
 def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """Compute bitwise the same as ``to_gradient``, but in an eighth of the time on a CPU."""
+    """Compute the same gradient as ``to_gradient``, bit by bit, in an eighth of the time on a CPU."""
     into = logits if logits.dtype == log_sums.dtype else None
     gradient = torch.sub(logits, log_sums.unsqueeze(-1), out=into).exp_()
     of_label = (places < 0).float() - 1
@@ -215,7 +215,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _total(losses: Tensor, shares: Tensor) -> Tensor:
-    """Sum in fp64: the last digits of a sum of a few thousand fp32 terms would depend on their order."""
+    """Return the sum of ``losses * shares``, computed in fp64: in fp32, its last digits would depend on the order."""
     return (losses.double() * shares).sum().float()
 
 

@@ -21,7 +21,7 @@ SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
     "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
 }
-"""Functions of the chosen experts' logits, [n, top_k]: their softmax is that of all experts, renormalized."""
+"""Functions of the chosen experts' logits, [n, top_k]. Their softmax is the renormalized softmax of all experts."""
 
 
 class Router(nn.Module):
@@ -46,7 +46,7 @@ class Router(nn.Module):
 class BalancedRouter(Router):
     """Chooses experts round-robin, regardless of the logits, so that their numbers of tokens differ by at most one.
 
-    ``place`` is the index of this rank among those that share experts: each rank continues where the previous one ends.
+    ``place`` is this rank's index among the ranks that share experts: each rank continues where the previous rank ends.
     """
 
     def __init__(self, router: Router, place: int) -> None:
@@ -135,7 +135,7 @@ class Experts(nn.Module):
         return self.products(self, rows, host_counts)
 
     def send(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None) -> "Sent":
-        """Begin to send rows to the ranks of their experts; the arguments are those of ``forward``."""
+        """Begin to send rows to the ranks of their experts; ``forward`` has the same arguments."""
         return Sent(rows, counts, host_counts)
 
     def matrices(self, name: str) -> Tensor:
@@ -148,8 +148,8 @@ def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = Fa
 
     The gradient is permuted by ``inverse``. Autograd would instead add each of its rows to a row of zeros.
 
-    has_gaps: True if rows may be dropped and results may be zeros. order: [m] indices of rows, with n, the number of
-    rows, for a result of zeros. inverse: [n] indices of results, with m for a dropped row.
+    has_gaps: True if rows may be dropped and results may be zeros. order: [m] indices of rows, or n, the number of
+    rows, for a result of zeros. inverse: [n] indices of results, or m for a dropped row.
     """
     permuted: Tensor = _Arrange.apply(rows, order, inverse, has_gaps)
     return permuted
@@ -246,8 +246,8 @@ class MoELayer(nn.Module):
     def run(self, routed: Routed, parts: Mapping[str, Callable[..., Any]]) -> tuple[Tensor, Tensor | None]:
         """Return the outputs of the routed experts and of the shared expert. parts: the functions named by ``PARTS``.
 
-        Both parts of the shared expert overlap with an exchange and, in the backward pass, with that of gradients: the
-        first with that of rows, the second with that of outputs.
+        With ``overlaps_dispatch``, the first part of the shared expert overlaps with the exchange of rows. The second
+        overlaps with the exchange of outputs. In the backward pass, they overlap with the exchanges of gradients.
         """
         sent, early, begin = self.send(routed), self.overlaps_dispatch, parts["begin_shared_expert"]
         begun = begin(routed.hidden) if early else None

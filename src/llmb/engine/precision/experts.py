@@ -45,8 +45,9 @@ def expert_products(
 ) -> Tensor:
     """Return the products of each expert's rows with its matrix: [n, outputs] bf16.
 
-    rows: of all experts in order, [n, inputs]. matrices: transposed, [experts, outputs, inputs]. counts: the number of
-    rows of each expert. fast, product_dtype: see ``multiply``. grouped: by one product where ``supports_grouped``.
+    rows: the rows of all experts in order, [n, inputs]. matrices: transposed, [experts, outputs, inputs]. counts: the
+    number of rows of each expert. fast, product_dtype: see ``multiply``. grouped: one product for all experts if torch
+    supports it, see ``supports_grouped``. Inverses: see ``Scaled``.
     """
     if grouped and supports_grouped(rows, matrices):
         return grouped_product(rows, rows_inverse, matrices, matrices_inverse, counts, fast)
@@ -64,7 +65,7 @@ def _(rows, _rows_inverse, matrices, _matrices_inverse, _counts, _fast, _product
 
 
 def supports_grouped(rows: Tensor, matrices: Tensor) -> bool:
-    """Return True if torch has a grouped product of these operands: in e4m3, and not those of gradients, in e5m2."""
+    """Return True if torch has a grouped product for these operands: both in e4m3, unlike gradients, in e5m2."""
     in_e4m3 = rows.dtype == matrices.dtype == torch.float8_e4m3fn
     aligned = len(rows) > 0 and not any(size % ALIGNED for size in matrices.shape[1:])
     return in_e4m3 and aligned and rows.is_cuda and torch.cuda.get_device_capability(rows.device) == GROUPED_CAPABILITY
@@ -73,7 +74,7 @@ def supports_grouped(rows: Tensor, matrices: Tensor) -> bool:
 def grouped_product(
     rows: Tensor, rows_inverse: Tensor, matrices: Tensor, matrices_inverse: Tensor, counts: Sequence[int], fast: bool
 ) -> Tensor:
-    """Return ``expert_products`` by one product, which has a scale for each row and each output."""
+    """Return the result of ``expert_products`` from one product, with a scale for each row and each output."""
     ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32, pin_memory=rows.is_cuda)
     return torch._scaled_grouped_mm(
         rows,
@@ -97,7 +98,7 @@ def expert_weight_gradients(
 ) -> Tensor:
     """Return the gradients of the experts' matrices: [experts, inputs, outputs] bf16.
 
-    rows, gradients: of all experts in order, transposed: [inputs, n] and [outputs, n].
+    rows, gradients: inputs and gradients of outputs, of all experts in order, transposed: [inputs, n], [outputs, n].
     """
     results = rows.new_empty((len(counts), len(rows), len(gradients)), dtype=torch.bfloat16)
     groups = zip(*(torch.split(part, list(counts), 1) for part in (rows, gradients)), results, strict=True)
@@ -138,10 +139,9 @@ def _fits(matrix: Tensor) -> bool:
 
 
 class Fp8Stack(Fp8Matrix):
-    """Multiplies rows in FP8 by one of the stacks of matrices of ``experts``, [experts, inputs, outputs].
+    """Multiplies rows in FP8 by a stack of matrices of ``experts``, [experts, inputs, outputs].
 
-    Experts are multiplied one after the other; the host must know their numbers of rows. groups: see
-    ``expert_products``.
+    The host must know the experts' numbers of rows. groups: the argument ``grouped`` of ``expert_products``.
     """
 
     groups = False
@@ -225,14 +225,14 @@ class _Fp8GroupedProduct(torch.autograd.Function):
 
 
 def fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
-    """Compute experts with FP8 products, see ``model.moe.Products``."""
+    """Return the outputs of experts, computed with FP8 products; see ``model.moe.Products``."""
     first, last = fp8_stacks(experts)
     output: Tensor = last(experts.activate(first(rows, counts)), counts)
     return output
 
 
 def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
-    """Compute ``fp8_products``, but cast activations and their gradients as they are computed.
+    """Return the result of ``fp8_products``, but cast activations and their gradients as they are computed.
 
     This requires trained matrices, and delayed scaling, with which the scales are known in advance.
     """

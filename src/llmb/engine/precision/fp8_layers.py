@@ -90,7 +90,7 @@ class Fp8Context(Context):
 def apply_to(function: type[Function], operands: Operands, *more: object) -> Any:  # noqa: ANN401 (what its ``forward`` returns)
     """Call ``function`` with one argument per operand: autograd does not find tensors within records.
 
-    Two operands that are the same tensor would break the compiler's graph.
+    No two operands may be the same tensor: that would break the compiler's graph.
     """
     hidden, probe, kind, weights, *tensors, factors, kept = operands
     return function.apply(hidden, probe, kind, *weights, *tensors, *factors.numbers, *(kept or (None, None)), *more)
@@ -121,7 +121,7 @@ class Saved(NamedTuple):
     """The tensors that the backward pass reads.
 
     rows: the input's transpose, or its values if they are gathered again, or the input itself if it is cast again; None
-    without trained weights. amax: of the input. matrices: the kept weights, transposed, or else the uncast weights.
+    without trained weights. amax: the input's. matrices: the kept weights, transposed, or else the uncast weights.
     more: further tensors of the function.
     """
 
@@ -233,7 +233,7 @@ def _shard_gradients(
     size: int,
     rank: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``shard`` and of the weights, see ``model.linear``. values, transposed: of dy in FP8."""
+    """Return the gradients of ``shard`` and of the weights, see ``model.linear``. values, transposed: dy in FP8."""
 
     def to_input() -> Tensor:
         return torch.unflatten(gradient_product(values, inverse, weight, weight_inverse, dtype), 0, (batch, -1))
@@ -272,7 +272,7 @@ def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
 
 
 def without_values(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a placeholder for a result of which only the cast is used: it has a gradient, but no memory."""
+    """Return a placeholder, with a gradient but without memory, for a result of which only the cast is used."""
     return like.new_zeros(()).expand(shape)
 
 

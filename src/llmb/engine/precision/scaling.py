@@ -21,9 +21,9 @@ from llmb.runs.attention_choice import ProductDtype
 INPUT, WEIGHT, GRADIENT = range(3)
 """Indices of the cast tensors of a layer; the last is the gradient of its output."""
 FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Formats of these tensors: precision for the forward pass, range for gradients (the hybrid format)."""
+"""Formats of input, weight and gradient: precision for the forward pass, range for gradients (the hybrid format)."""
 LARGEST = (448.0, 448.0, 57344.0)
-"""The largest values of these formats."""
+"""The largest values of ``FORMATS``."""
 OVERFLOW = (464.0, 464.0, 61440.0)
 """Half a step above ``LARGEST``: values between the two are rounded to ``LARGEST``."""
 HISTORY_LENGTH = 1024
@@ -93,7 +93,7 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
 def cast_tensor(
     values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True, group: Group | None = None
 ) -> Cast:
-    """Cast a layer's input or gradient, [rows, columns], to its format.
+    """Cast a layer's input or gradient, [rows, columns], to its format. which: ``INPUT`` or ``GRADIENT``.
 
     factor: the scale to use with delayed scaling; current scaling computes it from the values. group: the ranks that
     together hold the rows, if this rank does not hold all of them.
