@@ -41,7 +41,7 @@ from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
 
 class LayerSeconds(NamedTuple):
-    """A rank's forward seconds in a step. layer_s: mean per layer. before_s: before the first. between_s: the gaps."""
+    """A rank's forward seconds in a step. layer_s: mean per layer. before_s, between_s: before and between layers."""
 
     layer_s: float
     before_s: float
@@ -60,7 +60,7 @@ class LayerTimes:
                 block.wrap("compute", partial(partial, self._timed, number))
 
     def begin(self) -> None:
-        """Begin a step: discard the times of the previous one."""
+        """Begin a step: discard the times of the previous step."""
         self.spans: list[list[Span]] = [[] for _ in self.sizes]
 
     def _timed(self, stage: int, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -82,7 +82,7 @@ def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
 
 
 class ExpertLoadCounter:
-    """Counts the tokens of all ranks that choose each routed expert, per step and over all steps.
+    """Counts, over all ranks, the tokens that choose each routed expert, per step and over all steps.
 
     Every rank must have a counter, and call its ``of_step`` after the same steps.
     """
@@ -152,15 +152,15 @@ def summary(counts: Tensor, dropped: Tensor) -> Tensor:
 def by_layer(counts: Tensor, rows: Tensor) -> Tensor:
     """Return each layer's load of the busiest expert and of the fullest rank, divided by the mean: [2, layers] fp64.
 
-    counts: tokens per expert, [layers, experts]. rows: the fullest rank's rows times the number of ranks, and those of
-    all ranks, [layers, 2]; zeros if every rank has the same number. The result stays on the device.
+    counts: tokens per expert, [layers, experts]. rows: the fullest rank's rows times the number of ranks, and the rows
+    of all ranks, [layers, 2]; zeros if every rank has the same number. The result stays on the device.
     """
     experts = counts.amax(-1) / counts.double().mean(-1).clamp(min=1 / counts.shape[1])
     return torch.stack((experts, (rows[:, 0] / rows[:, 1].double().clamp(min=1)).where(rows[:, 1] > 0, 1.0)))
 
 
 def expert_load(values: Sequence[float]) -> ExpertLoad | None:
-    """Return the record of the values that ``of_step`` returned; None if there are none."""
+    """Return the values that ``of_step`` returned as a record; None without values."""
     if not values:
         return None
     max_over_mean, idle_experts, dropped_share, *layers = values
@@ -197,7 +197,7 @@ class PendingStep:
 
 
 def rank_time(pending: PendingStep) -> RankTime:
-    """Return the parts of this rank's step; the host waits for data while the device still works, or before a layer."""
+    """Return the parts of this rank's step. A wait for data counts only as far as it delays the first layer."""
     layers = seconds_of(pending.layers, pending.began)
     copies = [ended.seconds_since(began) for began, ended in pending.copies]
     input_s = min(pending.wait_s, layers.before_s)
@@ -206,7 +206,7 @@ def rank_time(pending: PendingStep) -> RankTime:
 
 
 class RankStep(NamedTuple):
-    """A rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. From tokens on: ``Figures``."""
+    """A rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. Last four: see ``Figures``."""
 
     has_loss: float
     loss: float
@@ -227,7 +227,7 @@ class RankStep(NamedTuple):
 
 
 class CompleteStep(NamedTuple):
-    """A step with the values of all ranks. memory: of this rank. ranks: of each rank."""
+    """A step with the values of all ranks. memory: this rank's memory. ranks: the times of each rank."""
 
     step: Step
     memory: Memory
@@ -259,7 +259,7 @@ class StepReader:
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
     def end(self, loss: Tensor | None, norm: Tensor, data: StepData, fp8: Tensor | None = None) -> None:
-        """End a queued step. loss: this rank's, if any. norm: of gradients, 0-d fp64. fp8: ``fp8_counts``, [2]."""
+        """End a queued step. loss: this rank's, if any. norm: the gradient norm, 0-d fp64. fp8: ``fp8_counts``, [2]."""
         load = self.load.of_step()
         parts = [torch.stack((torch.zeros_like(norm) if loss is None else loss, norm)), load, fp8]
         values = torch.cat([part for part in parts if part is not None]).to("cpu", non_blocking=True)

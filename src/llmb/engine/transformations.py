@@ -63,7 +63,7 @@ SAVED = frozenset(
 """Operators whose results ``selective`` recompute saves: they take the most time for their size.
 
 The result of a reduce-scatter is a fraction of the size of the products that it sums. An all-to-all is saved because
-its wait is: if it were recomputed, nothing would wait for it."""
+``wait_tensor`` is: if it were recomputed, nothing would wait for it."""
 
 
 def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend: CompilerBackend) -> None:
@@ -110,7 +110,7 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
 
 
 def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
-    """Set the capacity factor of MoE layers and, if the plan forces load balancing, make their routers round-robin."""
+    """Set up MoE layers: capacity factor, overlap of the dispatch and, to force load balancing, round-robin routers."""
     for layer in stage.moe_layers().values():
         layer.capacity_factor = plan.capacity_factor
         layer.overlaps_dispatch = plan.compute_path.overlaps_dispatch

@@ -59,7 +59,7 @@ class Collectives(NamedTuple):
 
 
 def pending_collectives(*, saving: bool) -> Collectives:
-    """Return this rank's collectives; include those of checkpoints only if training waits for the save (``saving``)."""
+    """Return this rank's collectives, with checkpoint collectives only if training waits for the save (``saving``)."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
     dumps: list[Callable[[bool, bool], bytes]] = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]

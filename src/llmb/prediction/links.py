@@ -10,7 +10,7 @@ from llmb.prediction.work import Messages
 from llmb.runs.choices import Replicas
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
-"""Seconds that a ring of NCCL takes to start, and for a hop (protocol Simple, src/graph/tuning.cc at 01afd20)."""
+"""Seconds that a ring of NCCL takes to start, and for a hop of each kind (Simple, src/graph/tuning.cc at 01afd20)."""
 BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
 """A bucket has ``BUCKET`` parameters or, if that is more, ``BUCKET_OF_REPLICA`` per data-parallel rank (Megatron-core,
 distributed_data_parallel.py, bucket_size)."""
@@ -39,7 +39,7 @@ class Links:
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Number of ranks of each group, and of those in one NVLink domain, by the name of the group."""
+        """Number of ranks of each group, and the number of these in one NVLink domain, by the name of the group."""
         layout, domain = self.layout, self.gpu.nvlink_domain_gpus
         dense, experts = layout.dp * layout.cp // self.replicas.dense, layout.edp // self.replicas.experts
         found = {

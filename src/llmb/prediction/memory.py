@@ -61,7 +61,7 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
 
 
 def estimate_here(plan: Plan) -> MemoryUse | None:
-    """Return the estimate of a run of llmb's engine on known GPUs; None for others and for unsupported settings."""
+    """Return the estimate of a run of llmb's engine on known GPUs; None for other runs and for unsupported settings."""
     if not isinstance(plan, EnginePlan) or plan.declared_origin or plan.device != "cuda":
         return None
     return None if plan.recipe.gpu_memory_gb is None or why_not_estimated(plan) else estimate(plan)
@@ -99,9 +99,9 @@ class _Bucket(NamedTuple):
 class _SentBlock(NamedTuple):
     """Memory of a block whose gradients are complete and being sent.
 
-    elements: number of its gradients; freed: those of them whose memory is freed after the copy. In bytes: saved, its
-    activations; working, the extra of its backward pass; copied, all copies of gradients; copies, those that stay until
-    the next block; arriving, the reduced shard.
+    elements: number of its gradients; freed: number of gradients freed after the copy. In bytes: saved, its saved
+    activations; working, the additional memory of its backward pass; copied, all copies of gradients; copies, the
+    copies that stay until the next block; arriving, the reduced shard.
     """
 
     elements: int
@@ -267,11 +267,11 @@ class _Rank:
         }
 
     def sent_by_passes(self) -> tuple[int, int]:
-        """Return the bytes of gradients being reduced while those of the previous block are computed, less the saved
+        """Return the bytes of gradients being reduced while the previous block's gradients are computed, less the saved
         activations that are then free, and the bytes at the reduction of a stage's first block or table.
 
         A reduction needs a buffer, the reduced shard, and its fp32 copy. The gradient that was computed last still
-        exists, and so do those of experts while they are reordered; that of the output table is reduced last.
+        exists, as do experts' gradients while they are reordered. The output table's gradient is reduced last.
         """
         sizes, size, trained = self.sizes, self.reduced_bytes, self.plan.lora is None
         shard = size + FP32 * (not self.exact)
@@ -324,7 +324,7 @@ class _Rank:
         return size * (dense // self.pieces + experts // self.expert_pieces)
 
     def left_by_pass(self, stage: int) -> int:
-        """Return the bytes of a stage's gradients after a backward pass, without those that products accumulate."""
+        """Return the bytes of a stage's gradients after a backward pass, except gradients that products accumulate."""
         dense, experts = self.trained(stage)
         if self.sizes.adds_in_products:
             return self.gradient_bytes * (dense + experts - self.added(stage))
@@ -352,8 +352,8 @@ class _Rank:
 
         Parameters are gathered into a buffer and copied out; in a forward pass the buffer stays until the next block is
         copied, while the block after it is gathered. Experts are copied twice, to reorder them. With one micro-batch,
-        or if each syncs, a block's gradients are reduced as soon as they exist, and their buffer stays until the next
-        block's.
+        or if gradients are reduced for each, a block's gradients are reduced as soon as they exist, and their buffer
+        stays until the next block's gradients are reduced.
         """
         sizes, trained, single = self.sizes, self.plan.lora is None, self.layout.ga == 1
         in_turn = single or self.syncs
@@ -476,9 +476,9 @@ class _Rank:
     def at_reduction_of_experts(self) -> dict[str, int]:
         """Return the peak while a pipeline with sharded parameters reduces a stage, after its last backward pass.
 
-        The gradients of experts are reordered before they are copied; those of the second product then exist three
-        times. The last block of the last stage is reduced after everything else; the first block of the first stage
-        before the rest of it, while other stages hold their last micro-batches.
+        The gradients of experts are reordered before they are copied; the second product's gradients then exist three
+        times. The last block of the last stage is reduced after everything else. The first block of the first stage is
+        reduced before the rest of this stage, while other stages hold their last micro-batches.
         """
         if self.sharding != "full" or self.layout.pp == 1 or self.syncs or not self.experts(self.layers):
             return {}

@@ -35,7 +35,7 @@ CHECKED_GPU = "h100"
 """The GPU type of the published steps behind the errors ``model`` and ``release``."""
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
 CHECKED_SEQ_LEN, CHECKED_CP, CHECKED_GPUS = 8192, 2, 2304
-"""The largest values of published steps."""
+"""The largest sequence length, context parallelism and number of GPUs of published steps."""
 LEAST_NVLINK_GB_S = 400
 """Below any NVLink that connects all GPUs of a node, and above PCI Express, which has 128."""
 DOCUMENTS, LLMB, BRIDGE = "documents", "llmb", "megatron-bridge"
@@ -66,10 +66,10 @@ class MeasuredStep:
 class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
-    software: the one that has the overlap and fusion of ``rates``. factors: multiply predicted terms; 1 for others.
+    software: the program whose overlap and fusion are in ``rates``. factors: of predicted terms; 1 for other terms.
     machine: measurements that refine the rates. error: ``node`` or ``recipe`` replaces the expected error of a
-    prediction's case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: how uncertain the fitted
-    ones among ``rates`` are, one mapping per fit.
+    prediction's case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: the uncertainty of fitted
+    rates, one mapping per fit.
     """
 
     text: str
@@ -158,7 +158,7 @@ COMPUTING = {*(TERMS[name] for name in COMPUTED), BUBBLE}
 
 
 def rates_of(rates: RatesFile, software: str = DOCUMENTS) -> Rates:
-    """Return the rates of work and links, and of overlap in ``software``. Raises UsageError if that is unknown."""
+    """Return the rates of work and links, and of overlap in ``software``. Raises UsageError for unknown software."""
     if software not in rates.software:
         raise UsageError(f"unknown software '{software}'", choices=rates.software)
     values = {name: rate.value for name, rate in (rates.rates | rates.links).items()}
@@ -176,7 +176,7 @@ def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibrat
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
-    """Return rates, those of ``CHIP`` divided by the chip's efficiency relative to an H100, which is 1 if None."""
+    """Return ``rates``, of which those in ``CHIP`` are divided by ``efficiency``, relative to an H100; None means 1."""
     return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 
@@ -233,7 +233,7 @@ def predicted_terms(
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
     """Return the plan with the load of the fullest rank on every rank: ``imbalance`` times the mean number of experts'
-    rows, as with this capacity factor. None changes nothing. Raises UsageError if ``plan`` has even loads.
+    rows, as with this capacity factor. None changes nothing. Raises UsageError if no rank can have such a load.
     """
     if imbalance is None:
         return plan
@@ -260,7 +260,7 @@ def usual_software(recipe: Recipe) -> str:
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan, software: str) -> PredictedStep | None:
-    """Predict a step of ``software``; None for a CPU, a rank alone, and unknown GPUs, dtypes or networks."""
+    """Predict the plan's step in ``software``; None for a CPU, a rank alone, and unknown GPUs, dtypes or networks."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None
@@ -298,7 +298,7 @@ def error_case(plan: EnginePlan, gpu: Gpu, software: str) -> str:
 
 
 def _aspects(plan: EnginePlan, gpu: Gpu) -> Iterator[str]:
-    """Yield the names of aspects with an error of their own, most of which no step checks."""
+    """Yield the names of aspects with an error of their own, most of which no published step checks."""
     layout = plan.recipe.layout
     joined = gpu.nvlink_domain_gpus >= gpu.gpus_per_node and gpu.nvlink_gb_s >= LEAST_NVLINK_GB_S
     found = {
@@ -332,7 +332,7 @@ class PredictedRow:
 
 
 def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Iterator[PredictedRow]:
-    """Predict each row; one that fails yields its error. Raises UsageError for unknown columns."""
+    """Predict each row; yield the error of a row that fails. Raises UsageError for unknown columns."""
     if rows and (unknown := set(rows[0]) - set(COLUMNS)):
         raise UsageError(f"unknown columns: {', '.join(sorted(map(str, unknown)))}", choices=COLUMNS)
 

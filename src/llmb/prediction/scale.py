@@ -173,7 +173,7 @@ J_PER_MWH = 3.6e9
 
 
 def training_cost(prediction: Prediction, tokens: float, gpu_hour_price: float | None = None) -> TrainingCost:
-    """Return the cost of a whole training at the predicted step."""
+    """Return the cost of training on ``tokens`` at the predicted step time."""
     layout, joules = prediction.plan.recipe.layout, joules_per_token(prediction)
     days = tokens / (layout.gbs * layout.seq_len) * prediction.seconds / SECONDS_PER_DAY
     hours = 24 * days * layout.gpus

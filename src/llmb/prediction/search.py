@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class LayoutSearch:
-    """The layouts that fit, the fastest first, and the number of the others by reason."""
+    """The layouts that fit, the fastest first, and the number of other layouts by reason."""
 
     fitting: tuple[Candidate, ...]
     searched: int
@@ -105,7 +105,7 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 
 def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Constraints) -> tuple[Candidate, int]:
-    """Return the fastest of a layout's ways that fits, as one of the last two does, and the number of ways tried.
+    """Return the fastest of a layout's ways that fits, and the number of ways tried. One of the last two must fit.
     Gradients are reduced more often only if the layout does not fit otherwise, because that is never faster."""
     once = [way for way in ways if way.parallelism.gradient_sync == "step"]
     frequent = {way.recompute: way for way in ways if way.parallelism.gradient_sync == "micro-batch"} if once else {}
@@ -122,7 +122,7 @@ def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Cons
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
     """Add the recipe, if it fits and satisfies the constraints, and remove slower candidates with its layout. Return
-    ``found`` unchanged if one of these is as fast, or if any other layout has another number of GPUs."""
+    ``found`` unchanged if a candidate with this layout is as fast, or if another layout has fewer or more GPUs."""
     if isinstance(own, Missing) or not own.memory.fits or not _satisfies(own.plan, constraints):
         return found
     layout = own.plan.recipe.layout
@@ -194,7 +194,7 @@ def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints =
 
 
 def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dict[str, Any]]:
-    """Yield sizes to try. Tensor parallelism stays within a node of 8 GPUs; that of experts is equal to it or 1."""
+    """Yield sizes to try. Tensor parallelism stays within a node of 8 GPUs; for experts it has the same size, or 1."""
     stages = [pp for pp in range(1, min(MOST_STAGES, base.layers + 2) + 1) if base.gpus % pp == 0]
     experts = _divisors(model.moe.experts) if model.moe else [1]
     free = {"tp": (1, 2, 4, 8), "pp": stages, "cp": CONTEXT, "mbs": MICRO_BATCHES, "ep": experts}
@@ -246,7 +246,7 @@ def _with(
 
 
 def _change_layout(plan: EnginePlan, layout: Layout) -> EnginePlan:
-    """Change the layout. By default the new layout decides whether logits are kept, unless the plan overrides it."""
+    """Change the layout, which also decides whether logits are kept, unless the plan overrides this default."""
     recipe = plan.recipe.model_copy(update={"layout": layout})
     by_default = plan.keep_logits == keeps_logits(plan.recipe)
     keep = keeps_logits(recipe) if by_default else plan.keep_logits
@@ -281,11 +281,11 @@ class _Change:
 
 
 StepTime = Callable[[EnginePlan], float | None]
-"""Predicts the seconds of a step, or None."""
+"""Predicts the seconds of a step; None if they cannot be predicted."""
 
 
 def remedies(plan: EnginePlan, step_time: StepTime = lambda _: None) -> list[Remedy]:
-    """Return the cheapest changes that make the plan fit, those with the fewest options first."""
+    """Return the cheapest changes that make the plan fit, at most ``MOST_REMEDIES``, the fewest options first."""
     found: list[tuple[set[str], Remedy]] = []
     changes = list(_changes(plan))
     for number in range(1, MOST_CHANGES + 1):

@@ -18,7 +18,7 @@ BF16, FP32 = 2, 4
 
 
 class Product(NamedTuple):
-    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: number of such products in a batch."""
+    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: number of such products in one call."""
 
     name: str
     rows: int
@@ -84,7 +84,7 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 class Sizes:
     """Sizes on one rank. tokens: tokens of a micro-batch. between: tokens between layers: all, or with sequence
     parallelism ``shard``. query, key, value: features of all heads. attended: features of attention's output. Biases
-    and values that a head has only one of are not counted."""
+    and parameters with a single value per head are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
@@ -105,7 +105,7 @@ class Sizes:
         self.vocabulary = part.vocab_size
         self.norm = model.hidden_size * (2 if model.norm == "layernorm1p" else 1)
         self.products = MATRICES[model.mlp] - 1
-        """Matrices of a feed-forward layer before its activation."""
+        """Number of matrices of a feed-forward layer before its activation."""
 
     @property
     def has_equal_blocks(self) -> bool:
@@ -283,7 +283,7 @@ class Sizes:
         return again - BF16 * self.hidden * self.shard * moe.top_k * weighted
 
     def passing(self, layer: int) -> int:
-        """Return the bytes that the forward pass of a block needs, with those that it saves."""
+        """Return the bytes that the forward pass of a block needs, including the bytes that it saves."""
         if self.model.moe and self.model.is_moe_layer(layer):
             return self.computed(layer)
         return max(self.computed(layer), BF16 * ((1 + self.products) * self._inner + 3 * self.hidden * self.tokens))
@@ -333,7 +333,7 @@ class PeakMoment(NamedTuple):
 
     held: micro-batches that each of its stages holds. begun: stages that have gradients. gathered: the number of stages
     with full parameters, if parameters are sharded. passes: a backward pass is running, and its memory comes on top.
-    ends: that pass is of the last stage. adds: gradients were just computed that will be accumulated or reduced.
+    ends: this pass is of the last stage. adds: gradients were just computed that will be accumulated or reduced.
     """
 
     held: tuple[int, ...]
@@ -404,7 +404,7 @@ def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]], *, s
 
 
 def _largest(candidates: Iterable[PeakMoment]) -> tuple[PeakMoment, ...]:
-    """Drop the moments that another one dominates in every amount."""
+    """Drop moments that another moment equals or exceeds in every amount."""
     largest: dict[tuple[int, ...], PeakMoment] = {}
     for one in sorted(candidates, key=lambda each: sum(each.amounts()), reverse=True):
         amounts = one.amounts()

@@ -37,8 +37,8 @@ Amount = dict[str, float]
 @dataclass(frozen=True, slots=True)
 class StepCache:
     """Results for plans that differ only in layout and number of layers, on one GPU type at the same rates. Keys are
-    the sizes that a result depends on. parts: a micro-batch's work in a layer, the embedding or the head. pipelines:
-    its work on each pipeline rank. updates: the exchange of gradients and parameters."""
+    the sizes that a result depends on. parts: a micro-batch's work in a layer, the embedding or the head. pipelines: a
+    micro-batch's work on each pipeline rank. updates: the exchange of gradients and parameters."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
     pipelines: dict[tuple[object, ...], "PipelineTime"] = field(default_factory=dict)
@@ -356,7 +356,7 @@ class _Step:
         busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates["bf16"])
 
     def _waits(self, busy_s: float) -> Amount:
-        """Return the waits for slower ranks, in proportion to the work before them, because that varies."""
+        """Return the waits for slower ranks, in proportion to the work before them, the time of which varies."""
         doublings = max(0.0, log2(self.layout.gpus / self.gpu.gpus_per_node))
         return {"wait_fp8" if self.casts else "wait": doublings * busy_s} if doublings else {}
 

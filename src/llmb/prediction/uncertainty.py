@@ -37,7 +37,7 @@ def error_sources(prediction: Prediction) -> list[ErrorSource]:
     """Return the sources of a prediction's interval, whose shares sum to 1; the largest first.
 
     The error of a prediction's case was measured on held-out steps, so it includes the uncertainty of fitted rates.
-    That is attributed to terms; what remains of the case's error has no single cause. A calibration replaces the case.
+    This part is attributed to terms; the rest of the case's error has no single cause. A calibration replaces the case.
     """
     case, *aspects = prediction.errors.values()
     named = {REST: case, **{each.text: each for each in aspects}}
@@ -96,8 +96,8 @@ def _correlation(fit: Mapping[str, FittedRate], one: str, other: str) -> float:
 
 
 def _shapley(covariance: Sequence[Sequence[float]], labels: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Yield the Shapley effect of each label on the variance of the sum of correlated normal variables: what knowing
-    the variables of the label removes of it, on average over all orders (Owen and Prieur, 2017)."""
+    """Yield the Shapley effect of each label on the variance of a sum of correlated normal variables: the part that is
+    removed by knowing the label's variables, on average over all orders (Owen and Prieur, 2017)."""
     groups = [*dict.fromkeys(labels)]
     of_group = [[place for place, label in enumerate(labels) if label == group] for group in groups]
     with_sum = [[*row, sum(row)] for row in covariance]

@@ -31,7 +31,7 @@ Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_
 class Messages(NamedTuple):
     """A ``number`` of messages of one kind in one group, each of ``size`` bytes before reduction or after gathering.
 
-    beside: hidden completely behind products. copies: copies per token, if those for one node are joined, else 0.
+    beside: hidden completely behind products. copies: copies per token, if copies for one node are joined, else 0.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Messages(NamedTuple):
 class PassWork:
     """The work of a rank for one micro-batch in the forward or the backward pass of a part of the model.
 
-    flops: of products, by precision, with the empty parts of tiles and waves; ``experts`` of these are those of routed
+    flops: of products, by precision, with the empty parts of tiles and waves; ``experts`` of these are for routed
     experts. attention: its FLOPs. written: bytes of the products' outputs, and of the buffers of weight gradients.
     moved, routed, cast: bytes that operators between products, the permutation of tokens to experts, and casts read and
     write. cast_layers, expert_layers: number of layers that launch kernels for casts or experts; half in each pass.
@@ -255,8 +255,8 @@ class RankWork:
         return sizes.tokens * (moe.shared_ffn_hidden_size or 0) + sizes.expert_rows() * moe.ffn_hidden_size
 
     def _routed(self, kind: LayerKind) -> float:
-        """Return the bytes that one pass moves to sort tokens for experts and back, and in separate operators for the
-        biases and limits of experts."""
+        """Return the bytes that one pass moves to sort tokens by expert and back, and in separate operators for biases
+        and limits of experts."""
         if not kind.experts or self.sizes.part.moe is None:
             return 0.0
         parts, rows = self.model.other_parts, self.sizes.expert_rows()

@@ -283,7 +283,7 @@ def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
 
 
 def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
-    """Find exposed communication in a trace or, without a trace, as the time between layers that gathers parameters."""
+    """Find exposed communication in a trace, or else as the time between layers, when parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:

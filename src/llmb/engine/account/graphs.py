@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Map torch's group names to ``world`` or a dimension of the layout: the first one if a group serves several."""
+    """Map torch's group names to ``world`` or a dimension of the layout: the first if a group serves several."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -126,7 +126,7 @@ def collectives_in(node: torch.fx.Node) -> Iterator[Message]:
 
 
 def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whatever an operator takes)
-    """Return ``attention``, or the lowest precision of the matrices that a product reads."""
+    """Return ``attention`` for attention, or the lowest precision of the matrices that another operator reads."""
     packet = operator._overloadpacket
     if "attention" in str(packet) or packet in ATTENTION:
         return "attention"
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 without products; raise NotImplementedError if it is llmb's but not in ``OWN``."""
+    """Return an operator's FLOPs, 0 if it has no products. Raise NotImplementedError if ``OWN`` lacks one of llmb's."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -196,7 +196,7 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
 """Functions that return an operator's FLOPs from its arguments, for operators that ``flop_registry`` lacks."""
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
-"""Calls an operator that changes its arguments; returns its results, followed by the changed arguments."""
+"""An operator that calls one that changes its arguments, and returns its results, then the changed arguments."""
 VIEW = torch.ops.aten._unsafe_view.default
 """A view of a tensor with no other user, which is therefore not declared as a view."""
 KERNELS = "llmb/engine/kernels/"

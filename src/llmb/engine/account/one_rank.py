@@ -149,7 +149,7 @@ class Ledger(TorchDispatchMode):
     """Counts the memory, FLOPs and collectives of real or fake tensors while it is entered.
 
     fuses: True if each function of ``engine.kernels`` runs as one kernel, without memory for intermediate values. mode:
-    of the fake tensors to count; torch infers shapes with tensors of other modes, which are ignored.
+    the mode of the fake tensors to count; torch infers shapes with tensors of other modes, which are ignored.
     """
 
     def __init__(self, *, fuses: bool, mode: FakeTensorMode | None = None) -> None:
@@ -272,7 +272,7 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """Update the sizes of modules' parameters if FSDP has freed or gathered the first or the last of a module."""
+        """Update the sizes of a module's parameters if FSDP has freed or gathered the first or the last of them."""
         for tensors in self.gathered.values():
             ends = (*tensors[:1], *tensors[-1:])
             if sum(self.memory.resize(each.untyped_storage()) for each in ends):

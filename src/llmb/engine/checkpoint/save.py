@@ -346,7 +346,7 @@ class Saver:
         return planner
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan the writes of each rank; one rank writes values that several have. Takes 10 s for 170,000 pieces."""
+        """Plan each rank's writes; one rank writes values that several have. This takes 10 s for 170,000 pieces."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

@@ -65,7 +65,7 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device, copies: list[
     """Yield the micro-batches on ``device``; start to copy each to a GPU before yielding the previous one.
 
     Copies use a separate stream, so that they do not wait for work queued on the GPU. The time that the device waits
-    for each is added to ``copies``.
+    for each copy is added to ``copies``.
     """
     if device.type != "cuda":
         for batch in batches:

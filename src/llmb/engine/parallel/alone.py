@@ -31,7 +31,7 @@ def pretend_others(plan: EnginePlan) -> Ranks:
 
 
 def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
-    """Return ``rank``, without starting the others. This works once per process, because torch caches meshes."""
+    """Set up and return ``rank`` without the others. This works once per process, because torch caches meshes."""
     recipe = plan.recipe
     dist.init_process_group("fake", rank=rank, world_size=recipe.layout.gpus, store=FakeStore())
     replicas = plan.parallelism.replicas(recipe.layout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallelism: every rank holds a shard of each sequence, and gathers the keys and values of the others.
+"""Context parallelism: every rank holds a shard of each sequence, and gathers the keys and values of all ranks.
 
 A sequence is split into twice as many parts as there are ranks. A rank holds one part from the front and the mirrored
 part from the back, so that the work of causal attention is the same on all ranks.
@@ -18,7 +18,7 @@ from llmb.runs.attention_choice import AttentionBackend
 
 
 def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> None:
-    """Replace the attention of ``model`` in place; inputs must then be those at this rank's ``rank_positions``."""
+    """Replace the attention of ``model`` in place; inputs must then be the tokens at this rank's ``rank_positions``."""
     if mesh.size() == 1:
         return
     group = group_of(mesh)
@@ -46,7 +46,7 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
 
 
 def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
-    """Return the spans of queries at ``positions``, split where chunks end; the first has the index ``query``."""
+    """Return the spans of queries at ``positions``, split where chunks end; the first query has the index ``query``."""
     size = chunk or positions.stop
     starts = range(positions.start - positions.start % size, positions.stop, size)
     ranges = [range(max(positions.start, start), min(positions.stop, start + size)) for start in starts]
@@ -57,7 +57,7 @@ def spans(positions: range, query: int, chunk: int | None) -> list[TokenSpan]:
 
 
 class ContextParallelAttention(nn.Module):
-    """Attention of this rank's queries to the keys of all ranks; each query attends to those within its ``reach``."""
+    """Attention of this rank's queries to the keys of all ranks, each query to the keys within its ``reach``."""
 
     def __init__(self, group: Group, seq_len: int, reach: Reach, scale: float | None) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def shard(
 ) -> None:
     """Shard ``model`` in place, so that each block's parameters are gathered separately.
 
-    Routed experts are sharded over the ranks of ``experts``, everything else over those of ``mesh``. ``keep_whole``
+    Routed experts are sharded over the ranks of ``experts``, all else over the ranks of ``mesh``. ``keep_whole``
     keeps gathered parameters for the backward pass: with pipeline parallelism they would otherwise be gathered twice
     for every micro-batch.
     """

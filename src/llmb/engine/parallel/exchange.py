@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data parallelism of ranks that hold parameters whole: they sum gradients, and exchange what each of them updates.
+"""Data parallelism of ranks that hold parameters whole: they sum gradients, and exchange the pieces that each updates.
 
     flat     | q | k | v | o | gate | up | down | norms | padding |   of a block, in the dtype that it computes in
     pieces   |     rank 0    |     rank 1     |      rank 2     |   of equal size, wherever parameters end
@@ -72,7 +72,7 @@ class RankPart:
 
 
 class Held(NamedTuple):
-    """A parameter's values on this rank, fp32 if trained: its shard or, if there is a ``part``, that, flattened."""
+    """A parameter's values on this rank, fp32 if trained: the rank's shard or, if it has a ``part``, only this."""
 
     name: str
     parameter: nn.Parameter
@@ -84,7 +84,7 @@ class Bucket:
     """Parameters that are reduced and gathered together, one after the other in ``flat``, with padding at the end.
 
     layer: the name of the parameters' block, if any. parts: the parts of parameters in this rank's piece; None if each
-    rank updates all of them.
+    rank updates all parameters.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor, peers: Peers, layer: str | None) -> None:
@@ -166,7 +166,7 @@ class Bucket:
 
 @dataclass(eq=False, slots=True)
 class Unit:
-    """Buckets that are reduced together: those of a block, or those that a stage has outside of blocks.
+    """Buckets that are reduced together: a block's, or all buckets of a stage outside of blocks.
 
     sums: the gradients that products add to. passes: the number of remaining backward passes of the step; None once
     the gradients are being reduced.
@@ -178,7 +178,7 @@ class Unit:
 
 
 class Reduction:
-    """Sums the gradients of this rank's stages over ranks, those of a block while those of earlier blocks are computed.
+    """Sums the gradients of this rank's stages over ranks, block by block, during the backward pass of earlier blocks.
 
     The gradients of at most two units are copied at a time: while one copy is reduced, the next is made.
     """

@@ -26,7 +26,7 @@ from llmb.runs.plan import EnginePlan
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Dimensions of the mesh, the slowest-varying first: tensor-parallel ranks are consecutive, as in Megatron-LM."""
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
-"""Dimensions of the mesh for routed experts, of the same ranks; ``edp`` is data parallelism of experts."""
+"""Dimensions of the mesh of all ranks for routed experts; ``edp`` is data parallelism of experts."""
 LONGEST_LEAVE_S = 5
 NO_LIMIT = timedelta(days=24)
 """About the maximum of 32-bit milliseconds, because torch has no way to wait without a limit."""
@@ -81,7 +81,7 @@ def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
 
 
 def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder: Path | None = None) -> None:
-    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: to announce to the others."""
+    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: to announce to ranks."""
     on_gpu = device.type == "cuda"
     store = host_store()
     if folder and os.environ["RANK"] == "0":
@@ -102,7 +102,7 @@ def collective_limit(plan: EnginePlan) -> timedelta:
 
 
 def limit_collectives(plan: EnginePlan) -> None:
-    """Apply the limit to all groups so far: each new group has torch's default, 10 minutes with NCCL."""
+    """Apply ``collective_limit`` to all existing groups: each new group has torch's default, 10 minutes with NCCL."""
     for group in dist.distributed_c10d._world.pg_map:
         dist.distributed_c10d._set_pg_timeout(collective_limit(plan), group)
 
@@ -144,7 +144,7 @@ def along(ranks: Tensor, *dims: int) -> Parts:
 
 
 def new_group(parts: Parts, name: str) -> dist.ProcessGroup:
-    """Create a group for each of ``parts``, and return this rank's. A collective of all ranks."""
+    """Create a group for each of ``parts``, and return this rank's group. A collective of all ranks."""
     world = dist.distributed_c10d._get_default_group()
     own: dist.ProcessGroup | None
     if world.bound_device_id is None:

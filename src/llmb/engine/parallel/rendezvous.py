@@ -2,7 +2,7 @@
 """The rendezvous of a run's processes, and their communication on the host: the store, and gloo groups.
 
 On one node, the store is a file that only its user can open. On several nodes, rank 0 listens at the address that the
-launcher chose (or as in ``listen``); keys begin with an ID of the run, so that no rank reads the keys of another run.
+launcher chose (but see ``listen``); keys begin with an ID of the run, so that no rank reads the keys of another run.
 
 Gloo is registered with torch as a separate backend that has one thread per process group. By default,
 ``ProcessGroupGloo`` runs two threads per group, which race: each assigns the name of the collective that it has
@@ -115,7 +115,7 @@ def store_host() -> str:
 
 def listen(address: str, port: int) -> socket.socket:
     """Listen on ``address``, or on all interfaces if this node does not have that address (network address translation)
-    or ``address`` is a name of loopback, as on Debian. Raise EnvironmentProblem if that fails."""
+    or if ``address`` is a name for loopback, as on Debian. Raise EnvironmentProblem if that fails."""
     try:
         family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         if _is_loopback(str(host)) and not _is_loopback(address):
@@ -249,7 +249,7 @@ def all_gather(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
 
 
 def _group(ranks: range, description: str, timeout: timedelta | None) -> dist.ProcessGroup:
-    """Create the group on its own ranks only."""
+    """Create the group of ``ranks``; only these ranks call this function."""
     made: dist.ProcessGroup = dist.new_group(
         list(ranks), timeout, gloo_backend(), use_local_synchronization=True, group_desc=description
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a checkpoint of tensors that do not fit in memory, chunk by chunk in several processes, and can resume.
 
-The format is that of torch.distributed.checkpoint, saved by a single rank. Its ``save`` is not used: FileSystemWriter
+The format is that of torch.distributed.checkpoint, saved by a single rank. Its own save is not used: FileSystemWriter
 holds the tensors of a file in memory until the file is complete, and writes their places in the files only at the end,
 so that a killed save could not be resumed.
 """

@@ -88,7 +88,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that compute what merged adapters add, by parameter; raise UsageError for an unreadable one."""
+    """Return functions that compute merged adapters' summands, by parameter; raise UsageError if one is unreadable."""
     if job.merged is None:
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
@@ -96,13 +96,13 @@ def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable
 
 
 class LowRank(NamedTuple):
-    """The matrices of one layer's adapter; layers that share A have equal ones."""
+    """The matrices of one layer's adapter; layers that share A have equal ``a``."""
 
     a: Tensor
     b: Tensor
 
     def delta(self, lora: Lora) -> Tensor:
-        """Return what the adapter adds to the layer's weight, [outputs, inputs] fp32."""
+        """Return the adapter's summand of the layer's weight, [outputs, inputs] fp32."""
         return self.b @ self.a * lora.scale
 
 
@@ -126,7 +126,7 @@ def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[s
 
 
 class CachedReader(TensorReader):
-    """Reads the metadata, which takes seconds for a large run, once for many loads; raises UsageError if it cannot."""
+    """Reads the metadata, which takes seconds for a large run, once for many loads; raises UsageError if that fails."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

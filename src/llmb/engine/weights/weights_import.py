@@ -223,7 +223,7 @@ def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
 def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[NemoParameters, tuple[str, ...]]:
     """Return the parameters of a NeMo checkpoint, and the names of skipped tensors.
 
-    Raise UsageError if the checkpoint is damaged, or does not hold exactly tensors of ``shapes``.
+    Raise UsageError if the checkpoint is damaged, or does not hold exactly the parameters of ``shapes``.
     """
     metadata = _read_metadata(path / METADATA_FILE)
     tensors = {
@@ -402,7 +402,7 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Return rows of a parameter.
+    """Return the rows of ``chunk`` from the stored tensors ``sources``.
 
     matrices: the number of tensors, [outputs, inputs], that form each row, or 0 if one tensor contains all rows.
     """
