@@ -132,7 +132,7 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
 def attempt(
     cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
 ) -> list[Trial]:
-    """Try ``backend`` on the model's own attention. A collective; the result is the same on all ranks."""
+    """Try ``backend`` on the model's own attention; return the trials, which are equal on all ranks. A collective."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
         return [Trial(backend=backend, problem=problem)]
     measure = partial(try_layers, cores, plan, ranks, backend, timed=timed and ranks.is_first)
@@ -190,7 +190,7 @@ def try_kernel(
 
 
 def try_heads(backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, repeats_heads: bool) -> Trial:
-    """Try ``backend``; return the result of all ranks, as a collective, or without ``ranks`` of this process."""
+    """Try ``backend``; return the result of all ranks (a collective) or, without ``ranks``, of this process."""
     own, refusal = BackendTrial(None, None, None), None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -303,7 +303,7 @@ def forget_memory(device: torch.device) -> None:
 def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tensor, last_keys: Tensor) -> list[Tensor]:
     """Return exact attention, and the gradients of query, key and value: [batch, tokens, heads, head_dim] fp32.
 
-    gradient: the result's. first_keys, last_keys: the range that each query attends to, [batch or 1, queries].
+    gradient: the gradient of the result. first_keys, last_keys: the keys of each query, [batch or 1, queries].
     """
     query, key, value, gradient = (part.detach().float() for part in (*heads, gradient))
     batch, queries, number, _ = query.shape

@@ -60,7 +60,7 @@ def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group)
 def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
     """Begin ``all_to_all``; pass the result only to ``finish_all_to_all``.
 
-    Computation between the two calls overlaps with the exchange, as does its backward pass with that of the gradients.
+    Computation between the two calls overlaps with the exchange, and its backward pass with the gradients' exchange.
     """
     started: Tensor = _StartAllToAll.apply(rows, sent, received, group)
     return started

@@ -34,7 +34,7 @@ def ask_for_topology(plan: Plan, folder: RunFolder) -> None:
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """Make NCCL log collectives with ``--nccl-trace`` and, in runs on several nodes, the network on each first rank.
+    """Make NCCL log collectives with ``--nccl-trace`` and, on the first rank of each of several nodes, the network.
 
     Return the user's own log file if NCCL writes there, else None.
     """

@@ -10,7 +10,7 @@ from llmb.prediction.work import Messages
 from llmb.runs.choices import Replicas
 
 START_S, NVLINK_HOP_S, NETWORK_HOP_S = 8.4e-6, 3.4e-6, 9.6e-6
-"""Seconds that a ring of NCCL takes to start, and for a hop of each kind (Simple, src/graph/tuning.cc at 01afd20)."""
+"""Seconds that a ring of NCCL takes to start, and per hop (protocol Simple, NCCL's src/graph/tuning.cc at 01afd20)."""
 BUCKET, BUCKET_OF_REPLICA = 40e6, 1e6
 """A bucket has ``BUCKET`` parameters or, if that is more, ``BUCKET_OF_REPLICA`` per data-parallel rank (Megatron-core,
 distributed_data_parallel.py, bucket_size)."""

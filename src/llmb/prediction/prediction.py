@@ -37,7 +37,7 @@ BLACKWELL = ("b200", "gb200", "b300", "gb300")
 CHECKED_SEQ_LEN, CHECKED_CP, CHECKED_GPUS = 8192, 2, 2304
 """The largest sequence length, context parallelism and number of GPUs of published steps."""
 LEAST_NVLINK_GB_S = 400
-"""Below any NVLink that connects all GPUs of a node, and above PCI Express, which has 128."""
+"""A rate below any NVLink that connects all GPUs of a node, and above PCI Express, which has 128 GB/s."""
 DOCUMENTS, LLMB, BRIDGE = "documents", "llmb", "megatron-bridge"
 TORCHTITAN = "torchtitan"
 SOFTWARE_OF_PROGRAMS = {
@@ -176,7 +176,7 @@ def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibrat
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
-    """Return ``rates``, of which those in ``CHIP`` are divided by ``efficiency``, relative to an H100; None means 1."""
+    """Return ``rates`` with those in ``CHIP`` divided by ``efficiency``, relative to an H100; 1 if it is None."""
     return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 
@@ -255,7 +255,7 @@ def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
 
 
 def usual_software(recipe: Recipe) -> str:
-    """Return the software of a recipe's document."""
+    """Return the software that a recipe's document used."""
     return BRIDGE if recipe.release is not None and recipe.release.startswith(PREFIX) else DOCUMENTS
 
 

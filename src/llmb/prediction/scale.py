@@ -132,7 +132,7 @@ def _grew(first: Prediction, now: Prediction) -> tuple[str, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """part: the fraction of time spent on steps that are not lost, with checkpoints at the optimal interval."""
+    """Goodput at the optimal checkpoint interval. part: the fraction of time spent on steps that are not lost."""
 
     part: float
     interval_s: float

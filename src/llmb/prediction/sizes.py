@@ -225,7 +225,7 @@ class Sizes:
 
     @property
     def _exchanged_rows(self) -> int:
-        """Number of rows that the exchanges before experts return, first from other ranks, then from all shards."""
+        """Number of rows that the exchanges before experts return: first over ranks of EP, then over ranks of ETP."""
         if self.layout.ep * self.layout.etp == 1:
             return 0
         rows = self.expert_rows()
@@ -273,7 +273,7 @@ class Sizes:
         return found + self._recomputed_by_experts(layer, moe) + BF16 * self.hidden * self.shard
 
     def _recomputed_by_experts(self, layer: int, moe: MixtureOfExperts) -> int:
-        """Return the bytes that are recomputed, less those that are already freed."""
+        """Return the bytes that experts recompute, less the bytes that are already freed."""
         if self.plan.recompute == "selective":
             size = 1 if self.computes_fp8(layer) else BF16
             again = size * self.expert_rows() * (self.hidden + moe.ffn_hidden_size)
@@ -370,7 +370,7 @@ def moments(layout: Layout, pp_rank: int, *, syncs: bool = False) -> tuple[PeakM
 
 @cache
 def _moments(vp: int, together: int, ahead: int, count: int, *, syncs: bool) -> tuple[PeakMoment, ...]:
-    """Return the moments if ``ahead`` of ``count`` forward passes precede the first backward one."""
+    """Return the moments if ``ahead`` of ``count`` forward passes precede the first backward pass."""
     forward = [done // together % vp for done in range(count)]
     passes = zip_longest(forward, [None] * ahead + [vp - 1 - stage for stage in forward])
     # Of moments that differ only in the stages with gradients, the last one has the most.

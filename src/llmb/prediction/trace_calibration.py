@@ -16,11 +16,11 @@ from llmb.runs.plan import EnginePlan
 GEMMS = ("bf16", "fp8", "mxfp8", "nvfp4", "experts", "written")
 ATTENTION = ("attention", "cp_attention")
 OPERATORS = ("memory", "cast", "routed", "fp8_layer_s", "moe_layer_s")
-"""Rates of work that a trace shows as kernels of each kind."""
+"""``GEMMS``, ``ATTENTION`` and ``OPERATORS``: rates of the work that a trace shows as kernels of these kinds."""
 TO_EXPERTS = ("all_to_all", "dispatch", "combine")
 SENDS = ("send_recv",)
 REDUCTIONS = ("all_gather", "reduce_scatter", "all_reduce")
-"""Kinds of collectives in traces, by use."""
+"""Kinds of collectives in traces: messages of experts, sends, and gathers and reductions."""
 DO = "calibrate with a trace of the same model, layout and GPU type"
 
 

@@ -151,7 +151,7 @@ class Evidence:
     """All facts about one run. ``steps`` are the steps of its window in order, except profiled steps."""
 
     run: AnalyzedRun
-    """A run with statistics."""
+    """A run with step time statistics."""
     steps: Sequence[Step] = ()
     work: Work | None = None
     """None for a run with only a log."""

@@ -64,7 +64,7 @@ class Row(Record):
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
-    """Number of additional runs on both sides that should settle the verdict; None if it is clear, or they cannot."""
+    """Number of additional runs on both sides that should settle the verdict; None if none are needed or would help."""
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
@@ -143,7 +143,7 @@ def compare_runs(
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """Compare runs by recipe. If ``after`` is None or has the same runs, compare groups of ``before`` that ``vary``.
+    """Compare runs by recipe. If ``after`` is None or has the same runs, compare groups of ``before`` by ``vary``.
 
     ``earlier`` returns earlier repeats of a run, which show the spread if a row has one run on each side.
     Raise UsageError for an unknown name in ``vary``, and if ``vary`` is empty although all runs are on one side.

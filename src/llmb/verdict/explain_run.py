@@ -198,7 +198,7 @@ def _differing(
 
 
 def _suspected(differing: Mapping[CauseName, CauseShare]) -> dict[CauseName, CauseShare]:
-    """Return the differences. Causes that rank first may be behind others, so a share of 0 becomes an unknown one."""
+    """Return the differences. Causes that rank first may be behind others, so their share of 0 becomes unknown."""
     return {
         name: replace(item, share_s=item.share_s or None) if cause_rules().rule(name).first else item
         for name, item in differing.items()
@@ -249,7 +249,7 @@ US = 1_000_000
 
 
 def explain_judged(judged: Judged) -> Explanation | None:
-    """Explain the repeat with the median step time, compared with the median run of the baseline; None without any."""
+    """Explain the repeat with the median step time, compared with the baseline's; return None without step times."""
     run, baseline = _typical(judged.runs), _typical(judged.baseline)
     return explain(run, baseline, judged.verdict) if run else None
 
@@ -260,7 +260,7 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow, compared with ``against`` or, if None, with the reference of ``verdict`` or its own.
+    """Explain why ``run`` is slow, compared with ``against`` or else the reference of ``verdict`` or its own verdict.
 
     Return None for a run without a step time. Raise BrokenRecord or OSError if its steps cannot be read.
     """

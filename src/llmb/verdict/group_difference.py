@@ -166,7 +166,7 @@ class _Precision:
 
 
 def run_spread(means_s: Sequence[float]) -> RunSpread | None:
-    """Return the spread of run means, in seconds; None for fewer than ``FEWEST_EARLIER``, or if one is not positive."""
+    """Return the spread of ``means_s``; None for fewer than ``FEWEST_EARLIER``, or if a mean is not above 0."""
     if len(means_s) < FEWEST_EARLIER or not all(0 < mean < math.inf for mean in means_s):
         return None
     return RunSpread(stdev(map(math.log, means_s)), len(means_s))
@@ -215,8 +215,8 @@ def clear_decision(
     delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
     """Return the verdict if it is clear, else None. ``regressed`` and ``improved`` require a difference above the
-    tolerance and an interval that excludes 0. ``pass`` requires that the interval does not exceed the tolerance, and
-    that a change of its size would have shown. Equal groups are called different in less than 5 % of cases.
+    tolerance and an interval that excludes 0. ``pass`` requires an interval below the tolerance, and that a change as
+    large as the tolerance would have shown. Equal groups are called different in less than 5 % of cases.
     """
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:

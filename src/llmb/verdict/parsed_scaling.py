@@ -47,7 +47,7 @@ class RunGroup:
 
 
 def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
-    """Group successful runs by configuration, without copies. A run with an unknown configuration is a group."""
+    """Group successful runs by configuration, without copies; a run without configuration forms its own group."""
     by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:

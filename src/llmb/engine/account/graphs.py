@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 if it has no products. Raise NotImplementedError if ``OWN`` lacks one of llmb's."""
+    """Return an operator's FLOPs, or 0. Raise NotImplementedError for an operator of llmb that is not in ``OWN``."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -153,7 +153,7 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Return the FLOPs of span attention. query: [batch, queries, heads, head_dim]. numbers: fields of all spans."""
+    """Return the FLOPs of ``products`` in span attention. query: [batch, queries, heads, head_dim]. numbers: spans."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -163,7 +163,7 @@ def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
 
 
 def _attention(products: int, query: Tensor, key: Tensor, *, causal: bool) -> int:
-    """Return the FLOPs of attention. query: [batch, heads, queries, head_dim]."""
+    """Return the FLOPs of ``products`` in attention. query: [batch, heads, queries, head_dim]."""
     queries, keys = query.shape[2], key.shape[2]
     pairs = queries * (queries + 1) // 2 if causal and queries == keys else queries * keys
     return 2 * products * query.shape[0] * query.shape[1] * query.shape[3] * pairs
@@ -196,7 +196,7 @@ OWN: Mapping[Any, Callable[..., int]] = MappingProxyType(
 """Functions that return an operator's FLOPs from its arguments, for operators that ``flop_registry`` lacks."""
 
 CHANGES = torch.ops.higher_order.auto_functionalized_v2
-"""An operator that calls one that changes its arguments, and returns its results, then the changed arguments."""
+"""Calls another operator, which changes its arguments; returns this operator's results and the changed arguments."""
 VIEW = torch.ops.aten._unsafe_view.default
 """A view of a tensor with no other user, which is therefore not declared as a view."""
 KERNELS = "llmb/engine/kernels/"

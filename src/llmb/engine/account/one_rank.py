@@ -356,7 +356,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """Count a rank's step with ``ledger``, which follows ``stages``. extends: extrapolate from shorter steps."""
+    """Run a rank's step under ``ledger``, and return the counts. extends: extrapolate them from shorter steps."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")

@@ -331,7 +331,7 @@ class Saver:
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
 
     def _plan_writes(self) -> SavePlan:
-        """Return the plan of this rank's writes. A collective."""
+        """Plan the writes of all ranks; return this rank's plan. A collective."""
         state = training_state(self.stages, self.optimizers, self.ranks.device)
         self.places = {**shard_places(state), **part_places(self.stages)}
         writer = Writer(self.folder)

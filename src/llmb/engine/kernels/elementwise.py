@@ -84,7 +84,7 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
-    """Return the gradient of ``activate``'s inputs from ``gradient``, of its result, rounded as in torch's autograd."""
+    """Return the gradient of ``activate``'s inputs; ``gradient`` is its result's. Values are rounded as in autograd."""
     if activation == "squared-relu":
         positive = functional.relu(inputs)
         to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)

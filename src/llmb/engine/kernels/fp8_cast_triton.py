@@ -178,7 +178,7 @@ def _grid(rows: int, columns: int, matrices: int = 1) -> tuple[int, int]:
 def _launch_cast(
     kernel, source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor, activation: str
 ) -> None:
-    """Launch ``kernel``: ``cast_kernel``, wrapped if the compiler may capture the launch."""
+    """Launch ``kernel``, which is ``cast_kernel``, wrapped if the compiler may capture the launch."""
     rows, columns = values.shape[-2:]
     if not values.numel():
         return

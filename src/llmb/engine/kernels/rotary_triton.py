@@ -155,7 +155,7 @@ def cast_rotated_kernel(
 ):
     """Rotate the gradients of queries and keys back; cast the gradients of queries, keys and values.
 
-    rotated_heads: the number of heads of queries and keys; heads: of all three. A head has PIECES, the first ROTATED
+    rotated_heads: the number of heads of queries and keys; heads: with values. A head has PIECES, the first ROTATED
     of which have pairs. Both elements of an interleaved pair are loaded together, by the thread that has their cos and
     sin; all strides but that of ``transposed`` then count pairs.
     """

@@ -77,7 +77,7 @@ def gathered(shard: Tensor, group: Group) -> Tensor:
 
 
 def scattered(summand: Tensor, group: Group) -> Tensor:
-    """Sum the whole sequence over the ranks, and return this rank's shard of it, without a gradient."""
+    """Sum the whole sequence over the ranks, and return this rank's shard of the sum, without a gradient."""
     return finish(start_scatter(summand, SEQUENCE, group), SEQUENCE)
 
 
@@ -163,8 +163,8 @@ class GradientSum:
     """The gradient of one matrix, whose rows are the local shards of ``parameters``.
 
     total: the sum, shaped like the matrix. is_empty: True until a step's first micro-batch, which overwrites ``total``.
-    This is a 0-d tensor, so that the same compiled code serves all micro-batches, on the host, so that reading it
-    does not wait for the device.
+    This is a 0-d tensor on the host: the same compiled code serves all micro-batches, and reading the tensor does
+    not wait for the device.
     """
 
     def __init__(self, matrix: Tensor, parameters: Sequence[Tensor]) -> None:

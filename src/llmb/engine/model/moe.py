@@ -21,7 +21,7 @@ SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
     "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
 }
-"""Functions of the chosen experts' logits, [n, top_k]. Their softmax is the renormalized softmax of all experts."""
+"""Functions that map the chosen experts' logits, [n, top_k], to scores; softmax is over the chosen experts only."""
 
 
 class Router(nn.Module):
@@ -95,7 +95,7 @@ def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Map gate and up, [n, 2 * features], to [n, features]."""
+    """Apply SwiGLU to gate and up, [n, 2 * features]; return [n, features]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
 

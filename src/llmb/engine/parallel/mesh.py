@@ -81,7 +81,7 @@ def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
 
 
 def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder: Path | None = None) -> None:
-    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: to announce to ranks."""
+    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: to be announced."""
     on_gpu = device.type == "cuda"
     store = host_store()
     if folder and os.environ["RANK"] == "0":

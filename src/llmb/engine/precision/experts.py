@@ -177,7 +177,7 @@ class Fp8Stack(Fp8Matrix):
         return result
 
     def weight_gradient(self, rows: Tensor, inverse: Tensor, gradient: Cast, counts: list[int]) -> Tensor:
-        """Return the weights' gradient. rows: the input in FP8, transposed. inverse: 1 over its scale."""
+        """Return the weights' gradient. rows: the input in FP8, transposed. inverse: 1 over the input's scale."""
         assert gradient.transposed is not None
         result: Tensor = expert_weight_gradients(
             rows, inverse, gradient.transposed, gradient.inverse, counts, self.product_dtype

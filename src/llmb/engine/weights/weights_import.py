@@ -107,7 +107,7 @@ NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesS
 
 
 class NemoTensor(NamedTuple):
-    """The name of the tensor that contains a parameter, and the parameter's part of it."""
+    """The name of the tensor that contains a parameter, and the part of the tensor that is the parameter."""
 
     name: str
     part: Part
@@ -307,7 +307,7 @@ def _fits(shape: Shape, expected: Shape, *, padded: bool) -> bool:
 
 
 def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterator[str]:
-    """Yield problems of tensors that are compressed or outside of the folder, and of missing or too short files."""
+    """Yield problems: tensors that are compressed or outside of the folder, and files that are missing or too short."""
     sizes: dict[str, int] = {}
     for index, place in metadata.storage_data.items():
         if index.fqn not in names:
