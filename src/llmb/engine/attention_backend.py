@@ -69,7 +69,7 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 
 
 class BackendTrial(NamedTuple):
-    """The result of a trial on one layer of each kind. milliseconds: for all layers; None if not timed. distance: the
+    """The result of a trial on one layer of each kind. milliseconds: of all layers; None if not timed. distance: the
     largest relative distance of a result or gradient from the exact one; None if not compared."""
 
     milliseconds: float | None
@@ -326,7 +326,7 @@ def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tenso
 
 
 def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """Return the distance of each result from the exact one, relative to the exact one's norm."""
+    """Return the distance of each result from the exact result, relative to the norm of the exact result."""
     return [float((one.float() - other).norm() / other.norm()) for one, other in zip(results, exact, strict=True)]
 
 

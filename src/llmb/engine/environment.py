@@ -76,7 +76,7 @@ def device_memory(ranks: Ranks) -> DeviceMemory | None:
 def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
     """Return the fields of ``Environment`` that describe the GPUs after the run. A collective on GPUs.
 
-    ``memory``: of this rank's GPU, after the first step.
+    ``memory`` is the memory of this rank's GPU after the first step.
     """
     found: dict[str, object] = {"gpus_at_end": _gpus_of_run(ranks).gpus or None}
     if memory:

@@ -164,7 +164,7 @@ def load_start(
 ) -> None:
     """Load the weights that the plan starts with, if any, then the checkpoint that it resumes from. A collective.
 
-    Before that, set the time limit for collectives, because ranks that have loaded wait for the others.
+    Before that, set the time limit for collectives, because ranks that have loaded wait for slower ranks.
     """
     if not ranks.alone:
         limit_collectives(plan)
@@ -265,7 +265,7 @@ def do_step(
 
 
 def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bool:
-    """Report the steps, ending with the first non-finite one; return True if there is one."""
+    """Report the steps up to the first with a value that is not finite; return True if there is such a step."""
     for one in steps:
         if reporter:
             reporter.report(one)

@@ -340,7 +340,7 @@ def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
 
 
 def stacks() -> list[str]:
-    """Return the stacks of this process's threads, except those of the watchdog."""
+    """Return the stacks of this process's threads, except the watchdog's threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

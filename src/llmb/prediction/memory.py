@@ -405,11 +405,11 @@ class _Rank:
 
     @property
     def sends_blocks(self) -> bool:
-        """Return whether a block's gradients are sent while those of earlier blocks are computed."""
+        """Return whether a block's gradients are sent while the gradients of earlier blocks are computed."""
         return self.exchanges and self.sharding != "full"
 
     def at_reduction(self) -> dict[str, int]:
-        """Return the peak in the backward pass of the last micro-batch, or after it."""
+        """Return the peak by owner in the backward pass of the last micro-batch, or after this pass."""
         if not self.sends_blocks:
             in_turn = self.gathers_blocks and self.layout.ga == 1 and self.exchanges
             gradients = sum(map(self.reduced, range(len(self.stages)))) if in_turn else self.sums()
@@ -474,7 +474,7 @@ class _Rank:
         return sums - self.gradient_bytes * sent
 
     def at_reduction_of_experts(self) -> dict[str, int]:
-        """Return the peak while a pipeline with sharded parameters reduces a stage, after its last backward pass.
+        """Return the peak by owner while a pipeline with sharded parameters reduces a stage after its last pass.
 
         The gradients of experts are reordered before they are copied; the second product's gradients then exist three
         times. The last block of the last stage is reduced after everything else. The first block of the first stage is
@@ -501,7 +501,7 @@ class _Rank:
         return max(at_end, first, key=_total)
 
     def at_update(self) -> dict[str, int]:
-        """Return the peak while parameters are updated one at a time: the kernel copies a gradient to fp32."""
+        """Return the peak by owner while parameters are updated one by one: the kernel copies a gradient to fp32."""
         size = self.gradient_bytes if self.sharding == "none" else self.reduced_bytes
         if size == FP32 or self.sharding == "full" or self.plan.lora is not None:
             return {}
@@ -514,7 +514,7 @@ class _Rank:
         return {**self.state(passes=False), "gradients": gradients, "activations": 0, "other": copied}
 
     def buckets(self, layer: int) -> list[_Bucket]:
-        """Return the buckets of a block: one, and another for its routed experts."""
+        """Return the buckets of a block: one for its routed experts, if any, and one for all else."""
         pieces, expert_pieces = (1, 1) if self.sharding == "none" else (self.pieces, self.expert_pieces)
         if self.plan.lora is not None:
             return [_Bucket(self.sizes.adapters(), pieces)]

@@ -66,7 +66,7 @@ class MeasuredStep:
 class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
-    software: the program whose overlap and fusion are in ``rates``. factors: of predicted terms; 1 for other terms.
+    software: the program with the overlap and fusion in ``rates``. factors: by predicted term; 1 for other terms.
     machine: measurements that refine the rates. error: ``node`` or ``recipe`` replaces the expected error of a
     prediction's case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: the uncertainty of fitted
     rates, one mapping per fit.
@@ -255,7 +255,7 @@ def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
 
 
 def usual_software(recipe: Recipe) -> str:
-    """Return the software that a recipe's document used."""
+    """Return the software that the document of a recipe used."""
     return BRIDGE if recipe.release is not None and recipe.release.startswith(PREFIX) else DOCUMENTS
 
 

@@ -75,7 +75,7 @@ class Scenario:
 
 
 SLOW_GPU = 1.1
-"""Factor by which the work of a slow GPU takes longer; all others wait for it."""
+"""Factor by which the work of a slow GPU takes longer; all other GPUs wait for it."""
 
 
 def what_if(
@@ -159,7 +159,7 @@ def joules_per_token(prediction: Prediction) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """The cost of training on ``tokens``. energy_mwh_at_most: of GPUs alone; None if their power limit is unknown.
+    """The cost of training on ``tokens``. energy_mwh_at_most: the GPUs' energy; None if their power limit is unknown.
     price: None without the price of a GPU hour."""
 
     tokens: float

@@ -36,7 +36,7 @@ NOT_DIVISIBLE = "do not divide"
 NO_MICRO_BATCHES = "have too few micro-batches for their pipeline"
 TOO_LARGE = "do not fit"
 SLOWER = "fit with less recomputed or sharded"
-"""Candidates omitted because a faster one with the same layout fits."""
+"""Candidates that are omitted because a faster candidate with the same layout fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
-    """Yield all valid layouts, and count the others in ``left_out`` by reason."""
+    """Yield all valid layouts, and count invalid layouts in ``left_out`` by reason."""
     recipe = plan.recipe
     base = recipe.layout
     for sizes in _sizes(recipe.model, base, constraints):
@@ -351,7 +351,7 @@ def _recomputed(mode: Recompute, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
-    """Increase sharding; None if it is already at its maximum, or if no other rank has the parameters."""
+    """Increase sharding; return None if it is at its maximum, or if no other rank has the parameters."""
     now, layout = plan.parallelism.dp_sharding, plan.recipe.layout
     if now == "full" or now == sharding or max(layout.dp * layout.cp, layout.edp) == 1:
         return None
@@ -359,14 +359,14 @@ def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _synced(plan: EnginePlan) -> EnginePlan | None:
-    """Reduce gradients after each micro-batch; None if there is only one, or if gradients are not sharded."""
+    """Reduce gradients after each micro-batch; return None if there is only one, or if gradients are not sharded."""
     if not plan.compute_path.shards_parameters or plan.recipe.layout.ga == 1:
         return None
     return _changed(plan, parallelism=plan.parallelism.model_copy(update={"gradient_sync": "micro-batch"}))
 
 
 def _laid_out(name: str, size: int, plan: EnginePlan) -> EnginePlan | None:
-    """Change a size; None if the layout is then invalid for the same GPUs and batch."""
+    """Change a size; return None if the layout is then invalid for the same GPUs and batch."""
     layout = plan.recipe.layout.model_copy(update={name: size})
     if layout.tp > max(MOST_TP, plan.recipe.layout.tp) or check_layout(plan.recipe.model, layout):
         return None

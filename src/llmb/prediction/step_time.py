@@ -103,7 +103,7 @@ TERMS: Mapping[str, str] = MappingProxyType(
         "wait_fp8": "waiting for slower ranks",
     }
 )
-"""Names of rates, and their labels in reports."""
+"""The names of rates, with the labels of their terms in reports."""
 BUBBLE = "pipeline bubble"
 
 

@@ -36,7 +36,7 @@ class ErrorSource:
 def error_sources(prediction: Prediction) -> list[ErrorSource]:
     """Return the sources of a prediction's interval, whose shares sum to 1; the largest first.
 
-    The error of a prediction's case was measured on held-out steps, so it includes the uncertainty of fitted rates.
+    The error of a prediction's case was measured on held-out steps, and includes the uncertainty of fitted rates.
     This part is attributed to terms; the rest of the case's error has no single cause. A calibration replaces the case.
     """
     case, *aspects = prediction.errors.values()
@@ -62,7 +62,7 @@ def error_sources(prediction: Prediction) -> list[ErrorSource]:
 
 
 def _variances(prediction: Prediction) -> dict[str, float]:
-    """Return the variance of the step's logarithm that the rates of each term cause."""
+    """Return, by term, the variance that its rates cause in the logarithm of the step time."""
     found: dict[str, float] = {}
     for fit in prediction.calibration.fits:
         effects = {name: _effect(prediction, name, rate) for name, rate in fit.items() if _matters(prediction, name)}
@@ -81,7 +81,7 @@ def _matters(prediction: Prediction, name: str) -> bool:
 
 
 def _effect(prediction: Prediction, name: str, rate: FittedRate) -> float:
-    """Return the change of the step's logarithm if the rate is one standard deviation larger."""
+    """Return the change of the logarithm of the step time if the rate is one standard deviation larger."""
     gpu, usual, larger = prediction.gpu, prediction.calibration, 1 + rate.deviation
     if name in usual.rates:
         usual = replace(usual, rates={**usual.rates, name: larger * usual.rates[name]})

@@ -336,7 +336,7 @@ class RankWork:
         return forward, backward, PassWork({"bf16": sum(weights)})
 
     def _end_messages(self) -> tuple[tuple[Messages, ...], tuple[Messages, ...]]:
-        """Return the tensor-parallel messages after the embedding, and those before the head, in the forward pass."""
+        """Return the tensor-parallel messages of the forward pass after the embedding, and before the head."""
         whole = float(BF16 * self.sizes.hidden * self.sizes.tokens)
         if self.layout.sequence_shards > 1:
             return (Messages("reduce_scatter", "tp", 1, whole),), (Messages("all_gather", "tp", 1, whole),)

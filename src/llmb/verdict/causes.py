@@ -60,7 +60,7 @@ class CauseRule(Record):
     name: CauseName
     title: str
     confirm: str
-    """A command that confirms the cause; ``{run}`` is the run's folder, ``{command}`` the one that runs the recipe."""
+    """A command that confirms the cause; ``{run}`` is the run's folder, ``{command}`` runs the recipe."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
     """True if a difference in these keys changes the step time."""
@@ -173,7 +173,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
-    """All facts about the reference. Its step time is for the same number of sequences as the run's."""
+    """All facts about the reference. Its step time is for as many sequences as a step of the run has."""
 
     reference: Reference
     differing: tuple[Condition, ...] = ()
@@ -226,7 +226,7 @@ def _straggler(run: Evidence) -> Straggler | None:
 
 
 def slow_rank(run: Evidence) -> CauseShare | Missing | None:
-    """Find the rank that all others wait for, and the part of its step that takes longer."""
+    """Find the rank that all other ranks wait for, and the part of its step that takes longer."""
     work = run.work
     if work and work.ranks == 1:
         return None

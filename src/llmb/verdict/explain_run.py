@@ -416,7 +416,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Return the run's mean step time in ``window``; None if ``window`` is None, or if one of its steps is missing."""
+    """Return the run's mean step time in ``window``; None if that is None, or if a step is missing or profiled."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]

@@ -59,7 +59,7 @@ class Varied:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
 
     def place(self, configuration: dict[str, Value]) -> tuple[object, ...]:
-        """Return the key that sorts groups of one selection; the first group is compared with each of the others."""
+        """Return the key that sorts groups of one selection; the first group is compared with each other group."""
         keys = sorted((key for key in configuration if key in self), key=lambda key: (key != self.first, key))
         return tuple(_place(configuration[key], self.order) for key in keys)
 
@@ -160,7 +160,7 @@ def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], var
 
 
 def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Pair groups that differ only in keys that may vary: the first in order with each of the others."""
+    """Pair groups that differ only in keys that may vary: the first group in order with each other group."""
     families: dict[tuple[tuple[str, Value], ...], list[MatchedRuns]] = defaultdict(list)
     for group in groups:
         families[tuple(sorted(_fixed(group.configuration, varied).items()))].append(group)

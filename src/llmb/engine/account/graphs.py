@@ -153,7 +153,7 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Return the FLOPs of ``products`` in span attention. query: [batch, queries, heads, head_dim]. numbers: spans."""
+    """Return the FLOPs of ``products`` in span attention. query: [batch, queries, heads, head_dim]; numbers: spans."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -203,7 +203,7 @@ KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
 """Key of a node's ``meta``, True for intermediate values of a kernel."""
 LONG_LIVED = ("primals", "tangents", "arg")
-"""Prefixes of the names of arguments that others keep while the graph runs; all other arguments are freed after use."""
+"""Name prefixes of arguments that the caller keeps while the graph runs; other arguments are freed after use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return the largest growth of memory in use, in bytes. Arguments are freed after use, except ``LONG_LIVED`` ones.
+    """Return the largest growth of memory in use, in bytes. Arguments except ``LONG_LIVED`` are freed after use.
 
     within: the peak bytes of operators that consist of several steps.
     """

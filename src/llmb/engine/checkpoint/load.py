@@ -79,7 +79,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages`` except those of adapters, converting them to their dtypes; return the time.
+    """Read all parameters of ``stages`` except adapters, converting them to their dtypes; return the time that it took.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
     missing or cannot be read.

@@ -194,7 +194,7 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
     """Write the record of the checkpoint that all ranks wrote, and rename its folder.
 
-    ``checksums``: of the files in ``weights``, by name. ``base``: the origin of the weights that adapters adapt. All
+    ``checksums`` has an entry per file in ``weights``. ``base`` is the origin of the weights that adapters adapt. All
     files must be on disk. Raise OSError if writing or renaming fails, or if other ranks' files are not visible here.
     """
     partial = partial_path(path)
@@ -233,7 +233,7 @@ def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], ba
 
 
 LONGEST_SAVE = timedelta(hours=6)
-"""Time limit for the other ranks to finish writing."""
+"""Time limit for all ranks to finish writing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,8 @@ STEPS_AHEAD = 1
 
 
 class Figures(NamedTuple):
-    """Sums over samples of a step. tokens: without padding. sum_of_squares: of document lengths.
-    chunked_sum_of_squares: of the lengths of documents' attention chunks. Both are 0 if sequences are not packed.
+    """Sums over the samples of a step. tokens: without padding. sum_of_squares: of document lengths, squared.
+    chunked_sum_of_squares: of the squared lengths of attention chunks. Both are 0 if sequences are not packed.
     """
 
     tokens: int

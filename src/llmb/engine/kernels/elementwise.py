@@ -154,7 +154,7 @@ def factors_of(rotation: Rotation) -> RotaryFactors:
 
 
 def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
-    """Rotate the leading elements of each head, [batch, seq, heads, head_dim]; return the same shape and dtype."""
+    """Rotate the leading elements of each head; shape, [batch, seq, heads, head_dim], and dtype do not change."""
     size = factors.own.shape[-1]
     rotated, rest = heads[..., :size].float(), heads[..., size:]
     partners = (

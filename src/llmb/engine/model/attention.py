@@ -109,7 +109,7 @@ class Rotary(NamedTuple):
     """Positions of tokens, and the corresponding rotations.
 
     positions: [seq] or [batch, seq], integers. rotation: cos and sin are [*positions.shape, pairs], where 2 * pairs of
-    a head's elements are rotated, and the rest unchanged. factors: the rotation as ``RotaryFactors``.
+    a head's elements are rotated, and the rest unchanged. factors: see ``RotaryFactors``.
     """
 
     positions: Tensor

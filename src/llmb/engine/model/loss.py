@@ -220,7 +220,7 @@ def _total(losses: Tensor, shares: Tensor) -> Tensor:
 
 
 def within(places: Tensor, columns: int) -> Tensor:
-    """Return the places, with -1 for those outside the first ``columns`` columns."""
+    """Return the places, with -1 for places outside the first ``columns`` columns."""
     return places.masked_fill((places < 0) | (places >= columns), -1)
 
 

@@ -35,7 +35,7 @@ def shard(
 
 
 def prefetch_blocks(model: Decoder) -> None:
-    """Make each block prefetch the next one's parameters before it computes.
+    """Make each block prefetch the next block's parameters before it computes.
 
     By default, the next block's parameters are gathered when the host reaches it, which is late if the host waited
     within this block, such as for the numbers of tokens sent to experts. The backward pass prefetches by default.

@@ -36,7 +36,7 @@ class Peers(NamedTuple):
     """Ranks that hold the same parameters.
 
     pieces: the group of ranks that update different pieces. replicas: the group of ranks that update the same piece.
-    Each is None for a single rank. batches: the number of ranks whose losses are averaged. dtype: of gradient sums.
+    Each is None for a single rank. batches: the number of ranks whose losses are averaged. dtype: for gradient sums.
     """
 
     pieces: Group | None
@@ -192,7 +192,7 @@ class Reduction:
             unit.passes = micro_batches
 
     def count_pass(self, unit: Unit) -> None:
-        """Count a backward pass of the unit; start to reduce its gradients after the last one of a step."""
+        """Count a backward pass of the unit; start to reduce its gradients after the last backward pass of a step."""
         if unit.passes is not None:
             unit.passes -= 1
             if unit.passes == 0:

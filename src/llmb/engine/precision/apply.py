@@ -85,7 +85,7 @@ def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[Block]:
 
 
 class Layer(NamedTuple):
-    """One matrix, or one stack of matrices, to be computed in FP8. shares: equal for layers that share their scales."""
+    """One matrix, or one stack of matrices, to compute in FP8. shares: a key, equal for layers that share scales."""
 
     shares: tuple[int, str]
     owner: nn.Module

@@ -344,7 +344,7 @@ class Fp8Activated(torch.autograd.Function):
 class Fp8Rotated(torch.autograd.Function):
     """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
 
-    The arguments are those of ``apply_to``, the fields of ``Rotation``, and head_dim.
+    The arguments are the operands, as passed by ``apply_to``, the fields of ``Rotation``, and head_dim.
     """
 
     @staticmethod

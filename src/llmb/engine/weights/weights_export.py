@@ -107,7 +107,7 @@ class LowRank(NamedTuple):
 
 
 def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[str, LowRank]:
-    """Return the adapters in the checkpoint at ``path``, in fp32, by layer. shapes: of the base's parameters.
+    """Return the adapters in the checkpoint at ``path``, in fp32, by layer. shapes: shapes of the base's parameters.
 
     Raise UsageError if an adapter is missing or cannot be read.
     """
@@ -140,7 +140,7 @@ class CachedReader(TensorReader):
 
 
 def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) -> None:
-    """Raise UsageError with all parameters that are missing or have a different shape, if there are any."""
+    """Raise UsageError if parameters are missing or have a different shape; the error lists all of them."""
     problems = []
     for name, shape in shapes.items():
         found = metadata.state_dict_metadata

@@ -44,7 +44,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFiles:
-    """Tensors of the files in ``folder``, read chunk by chunk on request."""
+    """The tensors of safetensors files in ``folder``, read chunk by chunk on request."""
 
     folder: Path
     stored: dict[str, StoredTensor]
@@ -134,7 +134,7 @@ VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 class NemoSource(NamedTuple):
-    """Where a parameter is stored: in tensor ``name``, at index ``layer`` if the tensor stacks all layers."""
+    """The place of a parameter: in tensor ``name``, at index ``layer`` if the tensor stacks all layers."""
 
     name: str
     layer: int | None
