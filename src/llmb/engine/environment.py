@@ -65,7 +65,7 @@ def describe_environment(ranks: Ranks) -> Environment:
 
 
 def device_memory(ranks: Ranks) -> DeviceMemory | None:
-    """Return the memory of this rank's GPU; None on a CPU."""
+    """Return this rank's GPU memory that is free, and that is used outside of torch; None on a CPU."""
     if ranks.device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(ranks.device)

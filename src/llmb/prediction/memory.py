@@ -178,7 +178,7 @@ class _Rank:
         return self.whole(stage) if self.plan.lora is None else (len(layers) * self.sizes.adapters(), 0)
 
     def added(self, stage: int | None = None) -> int:
-        """Count the gradient elements that products accumulate into buffers, which exist from the beginning."""
+        """Count the gradient elements that products accumulate into buffers, which exist throughout a step."""
         layers = self.layers if stage is None else self.stages[stage]
         return self.summed(self.sizes.matrices, layers) if self.plan.lora is None else self.trained(stage)[0]
 
@@ -216,7 +216,7 @@ class _Rank:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes per gradient element: fp32 only if gradients are accumulated or copied to a bucket."""
+        """Bytes per gradient element: 4 if gradients are reduced in fp32, and accumulated or copied to a bucket."""
         several = self.layout.ga > 1 or (self.exchanges and self.sharding != "full")
         return FP32 if self.exact and several else BF16
 

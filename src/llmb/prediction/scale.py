@@ -123,7 +123,7 @@ def _per_gpu(prediction: Prediction) -> float:
 
 
 def _grew(first: Prediction, now: Prediction) -> tuple[str, float] | None:
-    """Return the term whose share of the step grew most, with the growth; None if none grew."""
+    """Return the term whose share of the step grew most since ``first``, and the growth; None if none grew."""
     shares = {name: seconds / now.seconds for name, seconds in now.terms.items()}
     grew = {name: share - first.terms.get(name, 0.0) / first.seconds for name, share in shares.items()}
     name = max(grew, key=grew.__getitem__)

@@ -41,7 +41,7 @@ SLOWER = "fit with less recomputed or sharded"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout that fits."""
+    """A layout, with its predicted step and memory."""
 
     prediction: Prediction
     memory: MemoryUse

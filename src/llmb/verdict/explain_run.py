@@ -260,7 +260,7 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow, compared with ``against`` or else the reference of ``verdict`` or its own verdict.
+    """Explain why ``run`` is slow, compared with ``against`` or else the reference of ``verdict``, by default its own.
 
     Return None for a run without a step time. Raise BrokenRecord or OSError if its steps cannot be read.
     """

@@ -41,7 +41,7 @@ MOST_EARLIER = 10
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict, and the run or repeats that it applies to."""
+    """A verdict, and the run or the repeats that it applies to."""
 
     title: str
     runs: tuple[AnalyzedRun, ...]

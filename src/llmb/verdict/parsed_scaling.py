@@ -196,7 +196,7 @@ def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    """Return the rows with efficiencies: measured and published, each relative to its best at the smallest scale."""
+    """Return the rows with measured and published efficiencies, relative to the fastest row at the smallest scale."""
     measured = [_per_gpu(row, row.step_time_s) for row in rows]
     published = [_per_gpu(row, row.published.step_time_s if row.published else None) for row in rows]
     own_base, published_base = _base(rows, measured), _base(rows, published)

@@ -115,7 +115,7 @@ class Writer(FileSystemWriter):
 
 
 class Staging:
-    """Copies of a rank's tensors in host memory, which later steps do not change. Each save overwrites the last copies.
+    """Copies of a rank's tensors in host memory, which later steps do not change. Each save overwrites the copies.
 
     The memory is kept, because allocating takes longer than copying. It is pinned if the tensors are on a GPU, which
     then copies at the full speed of its link.

@@ -90,7 +90,7 @@ def shard_places(state: Mapping[str, Tensor]) -> Places:
 
 
 def local_elements(state: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
-    """Return this rank's values of ``state`` as plain tensors; those with a place are flattened."""
+    """Return this rank's values of ``state`` as plain tensors; tensors with a place are flattened."""
     local = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
     return {name: tensor.flatten() if name in places else tensor for name, tensor in local.items()}
 

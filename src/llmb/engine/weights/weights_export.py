@@ -88,7 +88,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that compute merged adapters' summands, by parameter; raise UsageError if one is unreadable."""
+    """Return functions that compute merged adapters' additions, by parameter; raise UsageError if one is unreadable."""
     if job.merged is None:
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
@@ -102,7 +102,7 @@ class LowRank(NamedTuple):
     b: Tensor
 
     def delta(self, lora: Lora) -> Tensor:
-        """Return the adapter's summand of the layer's weight, [outputs, inputs] fp32."""
+        """Return the matrix that the adapter adds to the layer's weight, [outputs, inputs] fp32."""
         return self.b @ self.a * lora.scale
 
 
