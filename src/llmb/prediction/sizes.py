@@ -329,10 +329,10 @@ GATHERED = 3
 
 
 class PeakMoment(NamedTuple):
-    """The state of a rank at the end of a forward or a backward pass.
+    """The state of a rank just before or just after the end of a pass.
 
     held: micro-batches that each of its stages holds. begun: stages that have gradients. gathered: the number of stages
-    with full parameters, if parameters are sharded. passes: a backward pass is running, and its memory comes on top.
+    with full parameters, if parameters are sharded. passes: a backward pass still runs, and its memory comes on top.
     ends: this pass is of the last stage. adds: gradients were just computed that will be accumulated or reduced.
     """
 

@@ -356,7 +356,7 @@ class _Step:
         busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates["bf16"])
 
     def _waits(self, busy_s: float) -> Amount:
-        """Return the waits for slower ranks, in proportion to the work before: its time varies between ranks."""
+        """Return the waits for slower ranks, in proportion to the work before them, because its time varies."""
         doublings = max(0.0, log2(self.layout.gpus / self.gpu.gpus_per_node))
         return {"wait_fp8" if self.casts else "wait": doublings * busy_s} if doublings else {}
 

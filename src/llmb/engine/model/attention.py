@@ -50,7 +50,7 @@ class Segments(NamedTuple):
     """The segments of a range of queries of every sequence in a micro-batch, one sequence after the other.
 
     queries, keys: [segments + 1] int32, the index of each segment's first query or key within the range, then the
-    total. seen: [keys] int64, the indices of the range's keys in the flattened micro-batch; None if they are all.
+    total. seen: [keys] int64, the range's keys as indices of the flattened micro-batch; None if they are all keys.
     """
 
     queries: Tensor

@@ -144,7 +144,7 @@ class Bucket:
             part.gradient = mean
 
     def round_parts(self) -> None:
-        """Set this rank's piece by rounding its fp32 values."""
+        """Set this rank's piece to its fp32 values, rounded."""
         for part in self.parts or ():
             if part.weight is not None:
                 part.weight.copy_(part.values)

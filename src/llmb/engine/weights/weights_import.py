@@ -257,7 +257,7 @@ def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[Ne
 
 
 def source_of(name: str, prefix: str, *, stacked: bool) -> NemoSource:
-    """Return the tensor that contains the engine's parameter ``name``, and its part of the tensor."""
+    """Return the tensor that contains the engine's parameter ``name``, and which part of the tensor it is."""
     if name in OUTSIDE:
         return NemoSource(prefix + OUTSIDE[name].name, None, OUTSIDE[name].part)
     layer, _, inside = name.removeprefix(LAYER).partition(".")
