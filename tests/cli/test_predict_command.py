@@ -62,7 +62,7 @@ def test_imbalance_scales_what_experts_compute_and_exchange(llmb: Run) -> None:
     for options, problem in (
         ((*ASKED, "--imbalance", "1.3"), "--imbalance is for experts that are distributed over ranks"),
         ((*asked, "--imbalance", "17"), "one of 16 ranks has at most 16 times the mean"),
-        ((*asked, "--imbalance", "2", "--force-load-balancing"), "here it is equal for all experts"),
+        ((*asked, "--imbalance", "2", "--force-load-balancing"), "here all experts process equally many tokens"),
     ):
         done = llmb(*options, code=2)
         assert problem in done.stderr

@@ -76,7 +76,7 @@ def test_ways_compute_the_same_numbers(
     assert differences(QUICK, tiny_plan, train_plans) == []
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_ways_compute_the_same_numbers_in_other_layouts(
     tiny_plan: Callable[..., Plan], train_plans: Callable[..., list[dict[str, Any]]]
 ) -> None:

@@ -65,12 +65,14 @@ def test_a_run_is_queued_then_running_then_ended(folder: RunFolder) -> None:
 def test_a_second_job_does_not_take_a_run_over(folder: RunFolder) -> None:
     begin(folder, IN_A_JOB)
     before = folder.record.read_bytes()
-    with pytest.raises(UsageError, match=r"job 7 has this run \(running\), and job 8 would write"):
+    with pytest.raises(
+        UsageError, match=r"job 7 already started this run, and job 8 would write .* the run's status is running"
+    ):
         begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
     assert folder.record.read_bytes() == before
     begin(folder, {**IN_A_JOB, "SLURM_RESTART_COUNT": "2"})
     finish_job(folder, 1)
-    with pytest.raises(UsageError, match=r"job 7 has this run \(failed\)"):
+    with pytest.raises(UsageError, match=r"job 7 already started this run, .* the run's status is failed"):
         begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
 
 

@@ -90,7 +90,7 @@ class ReferenceOptions:
         str | None,
         typer.Option(
             help="Steps to average: last, all, auto, reference or A-B. Default: the run's own; for a log of a"
-            " reference document, the document's."
+            " reference recipe, its document's."
         ),
     ] = None
 

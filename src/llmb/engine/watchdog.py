@@ -332,9 +332,9 @@ class Watchdog:
 
 
 def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
-    """Return True if ``rank`` may determine the cause ``over_s`` seconds after its limit: rank 0 always, others later.
+    """Return True if ``rank`` may look for the cause of a hang ``over_s`` seconds after its time limit.
 
-    Ranks take turns because each reads the heartbeats of all ranks from one store.
+    Rank 0 always may, others after a delay that grows with the rank: each reads all heartbeats from one store.
     """
     return rank == 0 or over_s >= patience_s * rank.bit_length()
 

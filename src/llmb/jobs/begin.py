@@ -44,7 +44,8 @@ def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
     if record.job is None or record.job.job_id == job.job_id or record.status == "queued":
         return
     raise UsageError(
-        f"job {record.job.job_id} has this run ({record.status}), and job {job.job_id} would write to the same files",
+        f"job {record.job.job_id} already started this run, and job {job.job_id} would write to the same files; the "
+        f"run's status is {record.status}",
         where=str(folder.path),
         do="submit the recipe again with 'llmb submit': each job needs its own run folder",
     )

@@ -349,9 +349,9 @@ class Choices(Record):
     lora_targets: Annotated[
         LoraTargets | None,
         _fine_tuning(
-            help="Layers with adapters: 'qkv', query, key and value as one fused projection; 'qkv-split', each of "
-            "them; 'qv', query and value; 'attention', also the output projection; 'all-linear', also feed-forward "
-            "layers. Default: that of the recipe."
+            help="Layers with adapters: 'qkv', query, key and value as one fused projection; 'qkv-split', the three; "
+            "'qv', query and value; 'attention', the three and the output projection; 'all-linear', these four and "
+            "feed-forward layers. Default: that of the recipe."
         ),
     ] = None
 

@@ -42,7 +42,7 @@ Faults = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LayerLoad:
-    """The balance of one layer with experts, numbered from 0; means over the steps of the window."""
+    """The balance of a layer with experts, means over the steps of the window. ``layer``: among all layers, from 0."""
 
     layer: int
     max_over_mean: float

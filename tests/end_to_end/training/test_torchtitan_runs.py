@@ -37,7 +37,7 @@ FAMILIES = [
     (*LLAMA, "--scale", "2", "--pp", "2", "--recompute", "full"),
     (*QWEN, "-s", "tiny-moe", "--scale", "4", "--tp", "2", "--ep", "2"),
     (*GPT_OSS, "--scale", "1"),
-    (*DEEPSEEK, "--scale", "2", "--pp", "2", "--recompute", "selective"),
+    (*DEEPSEEK, "--scale", "1", "--dtype", "bf16"),
 ]
 FURTHER = [
     (*LLAMA, "--scale", "1"),
@@ -46,7 +46,7 @@ FURTHER = [
     (*LLAMA, "--scale", "1", "--dtype", "fp8", "--emulate-fp8"),
     (*QWEN, "--scale", "2", "--dp-sharding", "none"),
     (*GPT_OSS, "--scale", "4", "--tp", "2", "--ep", "2", "--force-load-balancing"),
-    (*DEEPSEEK, "--scale", "1", "--dtype", "bf16"),
+    (*DEEPSEEK, "--scale", "2", "--pp", "2", "--recompute", "selective"),
     (*DEEPSEEK, "--scale", "4", "--tp", "2", "--ep", "2", "--dtype", "bf16"),
 ]
 
@@ -89,6 +89,7 @@ def wait_for_steps(run: Any, count: int) -> None:
     raise AssertionError("the run did not start")
 
 
+@pytest.mark.measured
 def test_an_interrupted_run_is_cancelled(start: Start, gone: Callable[..., bool]) -> None:
     run = start(*GPT_OSS, "--scale", "2", "--steps", "100000")
     wait_for_steps(run, 3)

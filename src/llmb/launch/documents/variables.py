@@ -276,7 +276,7 @@ def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> 
 
 
 def _is_near(name: str, valid: str) -> bool:
-    """Return True if ``name`` may be a misspelling of ``valid``; an additional prefix makes a different name."""
+    """Return True if ``name``, which resembles ``valid``, is not much longer or shorter, as names with a prefix are."""
     letters = _letters(name)
     long = len(valid) >= SHORTEST_INEXACT
     return letters == valid or (long and abs(len(letters) - len(valid)) <= MOST_LETTERS_MORE)

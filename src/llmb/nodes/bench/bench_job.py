@@ -163,7 +163,8 @@ def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: Dev
     gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None
     per_node = ranks or options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
-        raise UsageError("the number of processes per node is not specified", do="pass --ranks or --gpus-per-node")
+        do = "pass --ranks or --gpus-per-node, if the command has them, or set gpu_type in cluster_config.yaml"
+        raise UsageError("the number of processes per node is not specified", do=do)
     placement = Placement(options.nodes or 1, per_node, whole_nodes=on_gpus)
     return Nodes(placement, "cuda" if on_gpus else "cpu", chosen.gpu_type if on_gpus else CPU)
 

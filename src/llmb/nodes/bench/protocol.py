@@ -233,7 +233,7 @@ class RankReport(Record):
 
 
 class CollectiveResult(Record):
-    """The result that rank 0 writes."""
+    """The results of measuring collectives, as rank 0 writes them."""
 
     backend: str
     device: DeviceReport
