@@ -28,8 +28,10 @@ import yaml
 from pydantic import Field, TypeAdapter
 
 from benchmarks.engine.machine import describe_machine
+from llmb.base.errors import LlmbError
 from llmb.base.record import Record
 from llmb.base.tools import ask_program
+from llmb.jobs.locks import file_lock
 from llmb.runs.folder import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +98,11 @@ def main() -> None:
     if not visible_gpus():
         sys.stderr.write("nothing measured: nvidia-smi reports no GPU\n")
         sys.exit(NO_GPU)
-    results = list(run_steps(steps, options.out, 60 * options.minutes, options.again.split(",")))
+    try:
+        with file_lock(options.out / "lock", 1, "measuring with this folder"):
+            results = list(run_steps(steps, options.out, 60 * options.minutes, options.again.split(",")))
+    except LlmbError as error:
+        sys.exit(f"{error}")
     left = [step.name for step in steps if not (options.out / f"{step.name}.json").exists()]
     sys.stderr.write(f"left for the next call: {', '.join(left) or 'nothing'}\n")
     sys.exit(0 if all(result.status == "done" for result in results) else 1)

@@ -81,6 +81,14 @@ def test_a_line_that_a_crash_cut_is_left_out_and_another_is_an_error(tmp_path: P
         read_rank_times(path)
 
 
+def test_why_times_cannot_be_read_is_one_line(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
+    path = tmp_path / "rank_times.jsonl"
+    path.write_text("{}\n{}\n")
+    assert rank_times.read_excess(path, tiny_plan().recipe) == Missing(
+        f"the times of its ranks cannot be read: the line is not a complete step ({path}:1)"
+    )
+
+
 def times(*ranks: RankTime, steps: int = 4) -> list[RankTimes]:
     parts = [tuple(1e6 * value for value in part) for part in zip(*ranks, strict=True)]
     of_ranks = dict(zip(("input_us", "copy_us", "layer_us", "wait_us"), parts, strict=True))

@@ -185,7 +185,9 @@ def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None)
     """
     try:
         lines = read_rank_times(path)
-    except (OSError, BrokenRecord) as error:
+    except BrokenRecord as error:
+        return Missing(f"the times of its ranks cannot be read: {error.what} ({error.where})")
+    except OSError as error:
         return Missing(f"the times of its ranks cannot be read: {error}")
     if steps is not None:
         lines = [line for line in lines if any(step in steps for step in range(line.first_step, line.last_step + 1))]
