@@ -27,7 +27,7 @@ def config_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
-    """Raise UsageError if ``path`` or a link there is not of this user, the administrator or ``root``'s owner."""
+    """Raise UsageError unless this user, the administrator or the owner of ``root`` owns ``path`` and a link there."""
     trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):

@@ -39,7 +39,7 @@ Entry = TypeVar("Entry", LayoutTable, JobEntry)
 
 
 def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
-    """Resolve ``gpus_with`` to names of GPU types, and add the types from which other types borrow layouts."""
+    """Return a workload with ``gpus_with`` resolved to GPU types, and the types from which others borrow layouts."""
     jobs = workload.jobs.model_copy(
         update={name: _applicable(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
@@ -58,7 +58,7 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
 
 
 def _applicable(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
-    """Return the entries that apply to any of ``gpus``, with names of GPU types. Without names, an entry fits all."""
+    """Return the entries with ``gpus_with`` resolved to names, except entries that then apply to no GPU type."""
     return tuple(item for entry in entries if (item := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
 
 
@@ -268,7 +268,7 @@ class Catalogue:
         return (*suite, *self.bridge.figures)
 
     def publications(self, document: str | None) -> "Published":
-        """Return the content that a document publishes; empty for None, the document of llmb's own recipes."""
+        """Return the content that a document publishes; empty for None, as llmb's own recipes have no document."""
         if document is None or not is_bridge(document):
             return self.published.get(document or "") or Published((), ())
         figures = (figure for figure in self.bridge.figures if figure.expectation.release == document)
@@ -319,7 +319,7 @@ def _read_models(path: Path, *, foreign: bool) -> Mapping[str, Model]:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    """Raise CatalogueError if a file is not named after its content: files are looked up by name, without reading."""
+    """Raise CatalogueError if ``name`` is reserved or not the file's, by which files are looked up unread."""
     if name in (USER_WORKLOAD, FAMILY):
         problem = f"{key}: '{name}' is the name of a model that --model-config describes: choose another"
         raise CatalogueError([located(path, (key,), problem)])

@@ -26,7 +26,7 @@ class UserModel(NamedTuple):
 
 
 def size_of_file(path: Path) -> str:
-    """Return the name of a file without suffix, which is the model's size; raise UsageError for invalid characters."""
+    """Return a model's size: the file's name, without suffix, in lower case; raise UsageError if it is invalid."""
     if not re.fullmatch(r"[\w.+-]+", path.stem, re.ASCII):
         what = "the file's name without suffix is the size; it may have only letters, digits, '.', '_', '+' and '-'"
         raise UsageError(what, where=str(path), do="rename the file")

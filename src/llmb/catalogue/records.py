@@ -31,7 +31,7 @@ MOST_OTHERS = 5
 
 @dataclass(frozen=True, slots=True)
 class Unspecified:
-    """A default: the value, its source, and the alternatives."""
+    """The default of a field that a request leaves unspecified: the value, its source, and the alternatives."""
 
     name: str
     value: str

@@ -296,7 +296,7 @@ def is_tiny(size: str) -> bool:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return the GPU types that a size runs on: first the types of its layouts, then types that borrow."""
+    """Return the GPU types that a size runs on: first the types of its layouts, then types that borrow these."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
     return list(dict.fromkeys(itemized + borrowing))
@@ -543,7 +543,7 @@ def _expectations(
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
     """Return the recipes of a request at all scales, the smallest first, by dtype; if the request has a dtype, only
-    that.
+    for this dtype.
 
     Raise UsageError for an unknown name, and if the request has a scale."""
     if request.scale is not None:

@@ -24,7 +24,7 @@ class Prior(Record):
 
 
 class StepRate(Record):
-    """A factor by which work takes longer than at nominal rates, or seconds; with a prior if it was fitted."""
+    """A factor by which work takes longer than at nominal rates, or a time in seconds; with a prior if fitted."""
 
     value: float = Field(ge=0)
     prior: Prior | None = None
@@ -37,11 +37,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class SoftwareRates(Record):
     """The overlap and the fusion of training software.
 
-    tp, cp, pp, ep: the share of hidden messages that still delays a rank. ep_hidden, dp_hidden: the share of the work
-    beside messages of experts, and of gradients and parameters, that hides them. ep_joins_copies: a token crosses the
+    tp, cp, pp, ep: the share of hidden messages that still delays a rank. ep_hidden, dp_hidden: the share of concurrent
+    work that hides messages of experts, and messages of gradients and parameters. ep_joins_copies: a token crosses the
     network once for all experts of a node. tp_gathers_casts: gradients are cast to FP8 before they are gathered; if
     false, a fitted tp_fp8 may contain this. unfused: the factor of bytes of operators between products.
-    replays_graphs: a CUDA graph of whole steps, if a recipe has one. tp, tp_fp8, cp and attention replace the rates of
+    replays_graphs: steps are CUDA graphs, if the recipe says so. tp, tp_fp8, cp and attention replace the rates of
     the same name.
     """
 

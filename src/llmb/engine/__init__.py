@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that train, convert weights and count a rank's work with torch. Only programs that use torch import them."""
+"""Code that uses torch to train, convert weights and count a rank's work. Only programs that need torch import it."""

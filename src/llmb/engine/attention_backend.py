@@ -151,7 +151,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Compare one layer of each kind with exact attention; if ``timed``, also estimate the time of all layers."""
+    """Compare one layer of each kind with exact attention, except ``math``; if ``timed``, estimate all layers' time."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()
@@ -231,7 +231,7 @@ def groups_heads_of_documents() -> bool:
 
 
 def first_documents(plan: EnginePlan) -> Tensor | None:
-    """Return the starts of the first micro-batch's documents, [MBS, seq], on the host; None for unpacked sequences."""
+    """Return where each token's document starts in the first micro-batch, [MBS, seq]; None if it is not packed."""
     return build_data(plan).micro_batch(range(plan.recipe.layout.mbs)).starts
 
 
@@ -282,7 +282,7 @@ def forward_and_backward(
 
 
 def pass_milliseconds(once: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of a pass in milliseconds, after warm-up passes."""
+    """Return the median time of ``once`` in milliseconds, after warm-up calls."""
     for _ in range(WARM_UPS):
         once()
     moments = [Moment(device)]
@@ -303,7 +303,7 @@ def forget_memory(device: torch.device) -> None:
 def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tensor, last_keys: Tensor) -> list[Tensor]:
     """Return exact attention, and the gradients of query, key and value: [batch, tokens, heads, head_dim] fp32.
 
-    gradient: the gradient of the result. first_keys, last_keys: the keys of each query, [batch or 1, queries].
+    gradient: the gradient of the result. first_keys, last_keys: each query's first and last key, [batch or 1, queries].
     """
     query, key, value, gradient = (part.detach().float() for part in (*heads, gradient))
     batch, queries, number, _ = query.shape

@@ -65,8 +65,8 @@ def local_device(kind: Device) -> torch.device:
 
 
 def leave_free(sms: int, device: torch.device) -> None:
-    """Make products by cuBLASLt use all but ``sms`` multiprocessors: beside a collective, products that use all of them
-    would run a second wave."""
+    """Make cuBLASLt leave ``sms`` multiprocessors of a GPU free for collectives: products planned for all of them would
+    need a second wave."""
     if sms and device.type == "cuda":
         torch._C._set_sm_carveout_experimental(sms)
 
@@ -87,7 +87,7 @@ share buffers, and NVLink switches would sum in an order that NCCL does not spec
 def be_deterministic() -> None:
     """Let torch, cuBLAS and NCCL use only deterministic algorithms. Call this before CUDA and NCCL start.
 
-    Inductor then selects kernels without timing them. Raise UsageError if the user's variables have other values.
+    Inductor then selects kernels without timing them. Raise UsageError if the environment contradicts ``REPRODUCIBLE``.
     """
     for name, valid in REPRODUCIBLE.items():
         value = os.environ.setdefault(name, valid[0])

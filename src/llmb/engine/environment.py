@@ -65,7 +65,7 @@ def describe_environment(ranks: Ranks) -> Environment:
 
 
 def device_memory(ranks: Ranks) -> DeviceMemory | None:
-    """Return this rank's GPU memory that is free, and that is used outside of torch; None on a CPU."""
+    """Return how much memory of this rank's GPU is free, and how much is used outside of torch; None on a CPU."""
     if ranks.device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(ranks.device)
@@ -74,7 +74,7 @@ def device_memory(ranks: Ranks) -> DeviceMemory | None:
 
 
 def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
-    """Return the fields of ``Environment`` that describe the GPUs after the run. A collective on GPUs.
+    """Return the fields of ``Environment`` for the GPUs at the end and the least free memory. A collective on GPUs.
 
     ``memory`` is the memory of this rank's GPU after the first step.
     """
@@ -148,7 +148,7 @@ def nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that may affect a run's speed, except secrets and the store's settings."""
+    """Return the environment variables that may affect a run's speed, except secrets and the rendezvous store's."""
     variables = sorted(without_secrets(environ).items())
     return {name: value for name, value in variables if name.startswith(RECORDED) and not name.startswith(STORE)}
 

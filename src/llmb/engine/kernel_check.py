@@ -49,7 +49,7 @@ class KernelTrial(NamedTuple):
 class RankShapes(NamedTuple):
     """Shapes of the tensors that one rank casts for a micro-batch.
 
-    rows: the number of tokens. cast: of inputs and weights. joined: numbers of rows of weights cast into one matrix.
+    rows: the number of tokens. cast: of inputs and weights. joined: rows of each weight cast into one matrix.
     activated: of the results of activations. heads: batch, positions, query heads, key heads.
     """
 
@@ -121,7 +121,7 @@ def difference_of(parts: Parts) -> float:
 
 
 def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
-    """Yield a check of each kernel that a run with this plan may use, at each of its shapes."""
+    """Yield a trial of each cast kernel that the run may use, at each shape that it casts; none without FP8."""
     if plan.fp8_recipe is None:
         return
     shapes, activation = shapes_of(plan), plan.recipe.model.mlp

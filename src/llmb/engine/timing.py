@@ -41,7 +41,7 @@ from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
 
 class LayerSeconds(NamedTuple):
-    """A rank's forward seconds in a step. layer_s: mean per layer. before_s, between_s: before and between layers."""
+    """A rank's forward seconds in one micro-batch. layer_s: mean per layer. before_s, between_s: outside of layers."""
 
     layer_s: float
     before_s: float
@@ -197,7 +197,7 @@ class PendingStep:
 
 
 def rank_time(pending: PendingStep) -> RankTime:
-    """Return the parts of this rank's step. A wait for data counts only as far as it delays the first layer."""
+    """Return the parts of this rank's step time. A wait for data counts only as far as it delays the first layer."""
     layers = seconds_of(pending.layers, pending.began)
     copies = [ended.seconds_since(began) for began, ended in pending.copies]
     input_s = min(pending.wait_s, layers.before_s)
@@ -252,7 +252,7 @@ class StepReader:
         self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures", limit) if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
-        """Begin a step now or, if values of the previous step are pending, at its end. saving: see ``Step``."""
+        """Begin a step now or, if values of the previous step are pending, at that step's end. saving: see ``Step``."""
         self.number, self.saving = number, saving
         self.pause_s = time.perf_counter() - self.read_s if self.read_s is not None else 0.0
         self.layers.begin()

@@ -323,7 +323,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, or nodes x GPUs per node; raise UsageError if they differ, or this is unknown."""
+    """Return the requested scale, or nodes x GPUs per node; raise UsageError if they differ or the last is unknown."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))

@@ -28,7 +28,7 @@ def accept_table(result: AcceptanceResult) -> Table:
 
 
 def planned_table(planned: Sequence[PlannedPart], minutes: float) -> Table:
-    """Return a table of the parts with their estimated times."""
+    """Return a table of an acceptance's parts, with their estimated times and commands."""
     columns = [*texts("part: name"), *texts("about: seconds", form=duration), *texts("command")]
     total = sum(part.seconds for part in planned)
     caption = f"more repeats until all verdicts are settled, for at most {minutes:g} minutes"

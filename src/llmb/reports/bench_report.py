@@ -91,13 +91,13 @@ def _notes(rows: Sequence[Measurement]) -> str | None:
 
 
 def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
-    """Return the largest unit in which the median time of a table's rows is at least 1, and its seconds."""
+    """Return the largest unit in which the rows' median time is at least 1, else the smallest; also its seconds."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 
 
 def history_document(files: Sequence[MeasurementFile], benchmark: str | None) -> dict[str, Any]:
-    """Return the JSON document with each case's newest measurement; ``change_pct`` is positive if it is faster."""
+    """Return the JSON of each case's newest measurement; ``change_pct`` is above 0 if the one before was slower."""
     names = ("measured_at", "latest", "previous_at", "previous")
     return {"changes": [fields_of(one, *names, "change_pct: speed_pct") for one in changes(files, benchmark)]}
 
@@ -186,7 +186,7 @@ MOST_FIT = 16
 
 
 def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any]:
-    """Return the JSON document; a node's ``fit`` is null if it is undecided. Its keys are a contract."""
+    """Return the JSON of measured pairs; a node's ``fit`` is null if undecided. Its keys are a contract."""
     names = [verdict.node for verdict in result.nodes]
     return {
         **fields_of(result, "started_at", "expected_s", "limit_s", "took_s"),

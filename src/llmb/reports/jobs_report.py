@@ -198,7 +198,7 @@ def submit_text(jobs: Sequence[Job]) -> str:
 
 
 def flags_text(flags: Mapping[str, str | None]) -> str:
-    """Format the resources that a job requests, in one line."""
+    """Format a job's requested resources, time limit, account and partition in one line."""
     shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation")
     return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))
 

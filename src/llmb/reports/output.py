@@ -71,7 +71,7 @@ def print_line(text: str) -> None:
 
 
 def print_markdown(text: str) -> None:
-    """Print a Markdown page. Links become ``llmb docs NAME``; code is not wrapped, so that it can be copied."""
+    """Print a Markdown page. A link to a page also shows ``llmb docs NAME``; code is not wrapped, for copying."""
     from rich.console import Console  # few outputs are pages
     from rich.markdown import Markdown
 

@@ -285,7 +285,7 @@ def _time_cell(run: AnalyzedRun) -> str:
 def parse_document(
     report: ParseReport, groups: list[dict[str, Any]] | None = None, scaling: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Return the JSON document; unknown values are null, as are ``groups`` and ``scaling`` unless requested."""
+    """Return the JSON of a report; unknown values are null, as are ``groups`` and ``scaling`` unless requested."""
     return {
         "analysis": {**fields_of(report, "directories", "window_rule: rule"), "files": len(report.runs)},
         "results": [_result(run, report.name(run)) for run in report.runs],

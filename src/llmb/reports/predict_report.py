@@ -316,7 +316,7 @@ def _memory_row(memory: MemoryUse | Missing) -> tuple[str, str, str]:
 
 
 def _case_text(prediction: Prediction) -> str:
-    """Describe the predicted software, and the published steps from which the interval was derived."""
+    """Describe the assumed software, and the published steps from which the interval was derived, if any."""
     case = next(iter(prediction.errors.values()))
     basis = "assumed" if case.rows is None else f"of {case.rows} published steps"
     return f"{prediction.calibration.software}; interval {basis}: {case.text}"
@@ -523,7 +523,7 @@ def _plan_notes(found: LayoutPlan) -> Iterator[str]:
 
 
 def _crossing_notes(found: LayoutPlan) -> Iterator[str]:
-    """Yield a note per group of GPUs beyond an NVLink domain, with the time that it adds to each layout's step."""
+    """Yield a note per group of ranks beyond an NVLink domain, with the time that it adds to each layout's step."""
     added: dict[str, list[str]] = {}
     for name, one in found.rows:
         for crossing in one.prediction.beyond_nvlink:

@@ -24,7 +24,7 @@ MIB = 2**20
 def nccl_document(
     summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
-    """Return the JSON document; ``log`` is null if there are no calls, and ``network`` if no line reports it."""
+    """Return the JSON of NCCL's logs and tests; ``log`` is null without calls, ``network`` if no line reports it."""
     return {"network": network, "log": summary, "tests": tests}
 
 
@@ -165,7 +165,7 @@ CHARACTERS = 24
 
 
 def trace_document(summary: TraceSummary) -> dict[str, Any]:
-    """Return the JSON document; values missing from the trace are null."""
+    """Return the JSON of a trace; values missing from the trace are null."""
     return {
         "ranks": [
             {

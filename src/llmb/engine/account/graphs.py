@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts compiled blocks and single operators without running them: FLOPs of products and attention, bytes and groups
-of collectives, and memory.
+"""Counts compiled blocks and single operators without running them: FLOPs of matrix products and attention, bytes
+and groups of collectives, and memory.
 
 torch's ``flop_registry`` lacks the engine's operators and some of torch's own, and ignores that a causal mask halves
 the work of attention.
@@ -126,7 +126,7 @@ def collectives_in(node: torch.fx.Node) -> Iterator[Message]:
 
 
 def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whatever an operator takes)
-    """Return ``attention`` for attention, or the lowest precision of the matrices that another operator reads."""
+    """Return ``attention`` for an operator of attention, else the lowest precision of the matrices that it reads."""
     packet = operator._overloadpacket
     if "attention" in str(packet) or packet in ATTENTION:
         return "attention"
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, or 0. Raise NotImplementedError for an operator of llmb that is not in ``OWN``."""
+    """Return an operator's FLOPs, 0 if torch counts none; raise NotImplementedError if llmb's is not in ``OWN``."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -153,7 +153,7 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Return the FLOPs of ``products`` in span attention. query: [batch, queries, heads, head_dim]; numbers: spans."""
+    """Return the FLOPs of ``products`` matrix products in span attention. query: [batch, queries, heads, head_dim]."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -163,7 +163,7 @@ def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
 
 
 def _attention(products: int, query: Tensor, key: Tensor, *, causal: bool) -> int:
-    """Return the FLOPs of ``products`` in attention. query: [batch, heads, queries, head_dim]."""
+    """Return the FLOPs of ``products`` matrix products in attention. query: [batch, heads, queries, head_dim]."""
     queries, keys = query.shape[2], key.shape[2]
     pairs = queries * (queries + 1) // 2 if causal and queries == keys else queries * keys
     return 2 * products * query.shape[0] * query.shape[1] * query.shape[3] * pairs
@@ -317,7 +317,7 @@ def call_of(node: fx.Node) -> OperatorCall:
 
 
 def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
-    """Yield the nodes in memory that are read to compute ``node`` and everything that is fused into it."""
+    """Yield the nodes with stored results that are read to compute ``node`` and all nodes fused into it."""
     seen, new = set[fx.Node](), list(node.all_input_nodes)
     while new:
         each = new.pop()
@@ -331,7 +331,7 @@ def values_read(node: fx.Node, is_stored: Callable[[fx.Node], bool]) -> Iterator
 
 
 def results_of(module: fx.GraphModule, arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return fake results that share memory with arguments and with each other, as the real ones would."""
+    """Return a graph's fake results, which share memory with arguments and each other as real results would."""
     values: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
     (output,) = module.graph.find_nodes(op="output")
     for node in needed_for(output):
@@ -369,7 +369,7 @@ def makes_view(func: Any) -> bool:  # noqa: ANN401 (an operator)
 
 
 def alike(value: Any) -> Any:  # noqa: ANN401 (a tensor or a number)
-    """Return an empty tensor for a tensor, a number for the compiler's symbol, or any other value unchanged."""
+    """Return an empty tensor like a tensor, a number for a symbolic size, or any other value unchanged."""
     if not isinstance(value, Tensor):
         return number_of(value) if isinstance(value, torch.SymInt) else value
     shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))
@@ -381,7 +381,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return the largest growth of memory in use, in bytes. Arguments except ``LONG_LIVED`` are freed after use.
+    """Return the bytes by which memory in use grows at most while ``nodes`` run; ``LONG_LIVED`` arguments stay.
 
     within: the peak bytes of operators that consist of several steps.
     """

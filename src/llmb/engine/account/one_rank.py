@@ -73,7 +73,7 @@ class _Storage:
 
 
 class LiveBytes:
-    """Counts the bytes of every storage from ``add`` until it is freed, by owner (any name)."""
+    """Counts the bytes of storages by owner, which is any name; each from ``add`` until it is freed."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -100,7 +100,7 @@ class LiveBytes:
             self._grow(owner, entry.bytes)
 
     def resize(self, storage: torch.UntypedStorage) -> bool:
-        """Update the size of a storage, which FSDP resizes without an operator; return True if it has changed."""
+        """Update the size of a storage, which FSDP resizes without an operator call; return True if it changed."""
         entry = self._known.get(storage._cdata)
         if entry is None or entry.bytes == storage.nbytes():
             return False
@@ -146,7 +146,7 @@ UNCOUNTED = ("_wrap_tensor_autograd",)
 
 
 class Ledger(TorchDispatchMode):
-    """Counts the memory, FLOPs and collectives of real or fake tensors while it is entered.
+    """Counts memory, FLOPs and collectives of the operators that run in this context, on real or fake tensors.
 
     fuses: True if each function of ``engine.kernels`` runs as one kernel, without memory for intermediate values. mode:
     the mode of the fake tensors to count; torch infers shapes with tensors of other modes, which are ignored.
@@ -186,7 +186,7 @@ class Ledger(TorchDispatchMode):
                     module.register_forward_pre_hook(self._gathered)
 
     def _gathered(self, module: nn.Module, _inputs: object) -> None:
-        """Track a module's gathered parameters, which FSDP keeps from then on, with or without memory."""
+        """Track a module's gathered parameters: FSDP frees and reallocates their memory, but keeps the tensors."""
         if module not in self.gathered:
             self._follow_parameters(module)
             sharded = [part for part in module.modules() if isinstance(part, FSDPModule) and part is not module]
@@ -356,7 +356,7 @@ class Counts(NamedTuple):
 def account_of(
     plan: EnginePlan, stages: Sequence[TrainedStage], ranks: Ranks, ledger: Ledger, *, extends: bool
 ) -> RankAccount:
-    """Run a rank's step under ``ledger``, and return the counts. extends: extrapolate them from shorter steps."""
+    """Run a rank's step under ``ledger``, and return the counts. extends: extrapolate a long step from shorter ones."""
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for each in tree_leaves([list(optimizer.state.values()) for optimizer in optimizers]):
         ledger.memory.give(local_tensor(each.detach()), "optimizer")

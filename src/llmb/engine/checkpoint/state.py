@@ -54,7 +54,7 @@ class PartPlace(NamedTuple):
     full: Numbers
 
     def boxes(self, elements: Tensor) -> Iterator[tuple[ChunkStorageMetadata, Tensor]]:
-        """Yield the places of the boxes in the full tensor, and views of their elements."""
+        """Yield each box of ``elements``: its place in the full tensor, and a view of its elements."""
         begin = 0
         for first, sizes in boxes(self.shape, self.start, self.stop):
             offset = torch.Size(own + more for own, more in zip(self.offset, first, strict=True))

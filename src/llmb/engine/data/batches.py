@@ -88,7 +88,7 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device, copies: list[
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return one stream for the whole run: torch has 32, shared with other uses, and caches memory for each."""
+    """Return the run's only stream for copies: torch has 32, shared with other uses, and caches memory for each."""
     return torch.cuda.Stream(device)
 
 
@@ -121,8 +121,8 @@ STEPS_AHEAD = 1
 
 
 class Figures(NamedTuple):
-    """Sums over the samples of a step. tokens: without padding. sum_of_squares: of document lengths, squared.
-    chunked_sum_of_squares: of the squared lengths of attention chunks. Both are 0 if sequences are not packed.
+    """Sums over the samples of a step. tokens: without padding. sum_of_squares: of squared document lengths.
+    chunked_sum_of_squares: of squared lengths of attention chunks. Both are 0 if sequences are not packed.
     """
 
     tokens: int

@@ -45,7 +45,7 @@ class SyntheticData:
     document_lengths: DocumentLengths = "uniform"
 
     def sample(self, number: int) -> Tensor:
-        """Return the tokens of one sequence and, shifted by one, its labels: [seq_len + 1] int64."""
+        """Return a sequence's tokens, [seq_len + 1] int64: all but the last are inputs, all but the first labels."""
         generator = _generator(f"{self.seed} {number}")
         shape = (self.seq_len + 1,)
         if self.distribution == "uniform":
@@ -139,7 +139,7 @@ class PackedData:
         return int(max((np.diff(documents) - 1).max(), self.seq_len - filled.min()))
 
     def micro_batch(self, numbers: range) -> MicroBatch:
-        """Return the samples; raise ValueError if a pack has a token outside the vocabulary."""
+        """Return the samples with these numbers; raise ValueError if one has a token outside the model's vocabulary."""
         rows, filled = zip(*(self._row(number) for number in numbers), strict=True)
         tokens, labels, starts = (torch.stack(parts) for parts in zip(*rows, strict=True))
         return MicroBatch(tokens, labels, starts, filled)
@@ -169,7 +169,7 @@ class PackedData:
 
 
 def open_packed(dataset: TrainingDataset, vocab_size: int, seed: int) -> PackedData:
-    """Map the dataset's arrays into memory; raise OSError or ValueError if one cannot be mapped."""
+    """Map the dataset's arrays into memory; raise OSError or ValueError if an array cannot be mapped."""
     record = dataset.packed
     arrays = map_arrays(Path(dataset.path))
     return PackedData(arrays, record.seq_len, vocab_size, record.tokenizer.eos_id, seed)
@@ -201,7 +201,7 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
 
 
 def dataset_problems(plan: EnginePlan) -> Iterator[str]:
-    """Yield problems of the dataset's files and sizes, and differences from the dataset of the checkpoint."""
+    """Yield problems of the dataset's files and sizes, and differences from that of the checkpoint to resume from."""
     if plan.start and plan.start.consumed_samples:
         record = read_checkpoint_record(Path(plan.start.path))
         problem = dataset_problem(plan.dataset.packed if plan.dataset else None, record.dataset)

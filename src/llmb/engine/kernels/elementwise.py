@@ -84,7 +84,7 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
 
 
 def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
-    """Return the gradient of ``activate``'s inputs; ``gradient`` is its result's. Values are rounded as in autograd."""
+    """Return the gradient of ``activate``'s inputs from its result's ``gradient``, rounding as autograd does."""
     if activation == "squared-relu":
         positive = functional.relu(inputs)
         to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)
@@ -94,7 +94,7 @@ def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) 
 
 
 def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype) -> BothWays:
-    """Return ``cast_both_ways`` of ``activate(inputs)``, which is not stored."""
+    """Return ``cast_both_ways`` of ``activate(inputs)``, which a kernel does not store."""
     if has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -106,7 +106,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype:
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype
 ) -> BothWays:
-    """Return ``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
+    """Return ``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which a kernel does not store."""
     # For other numbers of rows, the assembler of CUDA 12.8, which Triton bundles, drops values, as seen on an H200.
     if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
@@ -165,7 +165,7 @@ def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Return ``cast_both_ways`` of ``rotated_back(gradients, rotation)``, which is not stored."""
+    """Return ``cast_both_ways`` of ``rotated_back(gradients, rotation)``, which a kernel does not store."""
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
@@ -175,7 +175,7 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
 
 
 def rotated_back(gradients: Heads, rotation: Rotation) -> Tensor:
-    """Rotate gradients of query and key back; return all three as the product's gradient, [batch * seq, outputs]."""
+    """Rotate query's and key's gradients back; join them and value's as the product's, [batch * seq, outputs]."""
     back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)

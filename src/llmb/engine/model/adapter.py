@@ -80,7 +80,7 @@ class TokenKeys:
         self.value: Tensor | None = None
 
     def set(self, samples: range, positions: Tensor, seq_len: int) -> None:
-        """Set the keys. samples: the micro-batch's sample numbers. positions: where this rank's tokens are, [seq]."""
+        """Set the keys. samples: the micro-batch's sample numbers. positions: of this rank's tokens, [seq]."""
         numbers = torch.arange(samples.start, samples.stop, device=positions.device).unsqueeze(-1) * seq_len + positions
         keys = mixed(numbers) + (numbers >> 32)
         if self.value is None or self.value.shape != keys.shape:

@@ -33,7 +33,7 @@ def rank_parts(rank: int, ranks: int) -> tuple[int, int]:
 
 
 def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
-    """Return the positions of a sequence that a rank holds, in order."""
+    """Return the positions of a sequence that a rank holds, as ranges in order."""
     if ranks == 1:
         return [range(seq_len)]
     size = seq_len // (2 * ranks)

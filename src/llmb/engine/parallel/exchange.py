@@ -72,7 +72,7 @@ class RankPart:
 
 
 class Held(NamedTuple):
-    """A parameter's values on this rank, fp32 if trained: the rank's shard or, if it has a ``part``, only this."""
+    """A parameter's values on this rank, fp32 if trained: its shard, or only the elements of ``part`` if set."""
 
     name: str
     parameter: nn.Parameter

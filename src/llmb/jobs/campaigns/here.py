@@ -34,8 +34,8 @@ class CampaignHere:
 
 
 def is_local(context: CampaignContext) -> bool:
-    """Return True if the settings select local runs. If they name none, return True if the default scheduler is not
-    installed, except for a dry run."""
+    """Return True if the settings select local runs. If they name no scheduler, return True if the default one is
+    not installed, except for a dry run."""
     scheduler = scheduler_of(context.site)
     if context.site.config.scheduler is None:
         return not context.dry_run and not scheduler.is_installed(context.environ)

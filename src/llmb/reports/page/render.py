@@ -71,7 +71,7 @@ def page_html(contents: Contents, shown: Callable[[str], str]) -> str:
 
 
 def page_pdf(html: str) -> bytes:
-    """Return the page in its print layout. Raise EnvironmentProblem if no browser can print it."""
+    """Return the page as a PDF file in its print layout. Raise EnvironmentProblem if no browser can print it."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     do = "pass --format html, and print the page from a browser"
     if browser is None:
@@ -152,7 +152,7 @@ def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]
 
 
 def _any_of(texts: Iterable[str], *, before: str) -> re.Pattern[str]:
-    """Return a pattern that matches any of the strings at the end of a word, the longest first, after ``before``."""
+    """Return a pattern of any of the strings, the longest first, after the pattern ``before`` and at a word's end."""
     ordered = sorted(texts, key=len, reverse=True)
     return re.compile(rf"{before}(?:{'|'.join(map(re.escape, ordered))})(?![\w-])" if ordered else r"(?!)")
 

@@ -144,7 +144,7 @@ class Answers(Record):
         return {name: value for name, value in values.items() if value not in ([], {})}
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of the answers that do not depend on the cluster."""
+        """Yield problems that do not depend on the cluster: exceeded limits, secrets, and unprintable characters."""
         yield from limit_problems(self)
         for name, value in self._texts().items():
             if holds_secret(name, value):

@@ -170,7 +170,7 @@ def _scalar(value: object) -> str:
 
 
 def is_settled(journal: Journal, section: Section) -> bool:
-    """Return True if nothing is left to do: the file is as requested, or the user has changed it."""
+    """Return True if nothing is left to do: cluster_config.yaml is as requested, or the user has changed it."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists():
         return False
@@ -180,7 +180,7 @@ def is_settled(journal: Journal, section: Section) -> bool:
 
 
 def changes(root: Path, section: Section) -> list[str]:
-    """Describe how the existing file differs from ``section``."""
+    """Describe how the existing cluster_config.yaml differs from ``section``."""
     there = read_cluster_config(root, cluster_schema()).model_dump(mode="json")
     return [f"{name} is {has!r}, not {value!r}" for name, has, value in _differences(there, section)]
 
@@ -195,7 +195,7 @@ def _differences(there: Section, section: Section, above: str = "") -> Iterator[
 
 
 def check_settings(journal: Journal, section: Section) -> None:
-    """Raise UsageError if a file that existed before the installation has different settings."""
+    """Raise UsageError if a cluster_config.yaml from before the installation has different settings."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.entry(CLUSTER_CONFIG):
         return
@@ -207,7 +207,7 @@ def check_settings(journal: Journal, section: Section) -> None:
 
 
 def user_changes(journal: Journal, section: Section) -> list[str]:
-    """Describe the user's changes to the file since the installer wrote it."""
+    """Describe the user's changes to cluster_config.yaml since the installer wrote it."""
     if not journal.entry(CLUSTER_CONFIG) or journal.is_unchanged(CLUSTER_CONFIG):
         return []
     return changes(journal.root, section) if (journal.root / CLUSTER_CONFIG).exists() else []

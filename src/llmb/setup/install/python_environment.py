@@ -193,7 +193,7 @@ def matches(answers: Answers, root: Path) -> bool:
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
-    """Create the environment again, and return its content as text. Raise EnvironmentProblem if a program fails."""
+    """Create or replace the environment, and describe its content. Raise EnvironmentProblem if a program fails."""
     record = record_of(answers)
     folder = journal.tree(FOLDER)
     for command in commands(record, folder):
@@ -274,7 +274,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
-    """Return the content of a Python. Raise EnvironmentProblem if it cannot run jobs, for example without torch."""
+    """Return the packages of an interpreter. Raise EnvironmentProblem if it cannot run jobs, as without torch."""
     packages = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
     output = ask_program([str(python), "-c", PROOF, *packages], PROOF_LIMIT_S, cwd=None)
     if output.code is None:

@@ -89,7 +89,7 @@ class GpuType(GeneralQuestion):
         return [*gpus, Choice(CPU, "no GPU: tiny models on processes")]
 
     def assumed(self) -> str | None:
-        """Return the GPU type of this machine if it runs the jobs itself, otherwise the scheduler's nodes' type."""
+        """Return the GPU type of this machine if it runs the jobs, else of the scheduler's nodes; None if unknown."""
         if not self.queues:
             return self.around.gpu_type or (CPU if not self.around.gpus else None)
         kind = (self.nodes.gres_type or "").lower() if self.nodes else ""

@@ -85,7 +85,7 @@ def _other(target: Path, what: str) -> UsageError:
 
 
 def _check_room(model: Model, source: Source, folders: PreparedFolders, target: Path) -> None:
-    """Raise EnvironmentProblem unless the disk has room for the rest of the conversion, and of a download to it."""
+    """Raise EnvironmentProblem if the disk lacks room for what is left to convert and to download to this disk."""
     size = PUBLISHED_BYTES * parameter_count(model)[0]
     converted = min(size, _size(partial_path(target) / WEIGHTS))
     cache, need = hub_cache(folders.hub), size - converted

@@ -93,7 +93,7 @@ def default_processes() -> int:
 
 
 def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
-    """Verify the checksum of every file. Raise UsageError if one is damaged."""
+    """Verify the checksum of every file of a checkpoint. Raise UsageError if a file is damaged."""
     checksums = checkpoint.record.crc32
     began = time.monotonic()
     if damaged := list(damaged_files(checkpoint.path, checksums, threads=os.cpu_count() or 1)):
