@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds figures from the catalogue to logs without a record: throughput and MFU of their recipe."""
+"""Adds the catalogue's recipe, and the throughput and MFU computed with it, to logs without a record."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -123,7 +123,7 @@ def _recipes(
     configuration: Mapping[str, Value], request: Request, catalogue: Catalogue, *, own_sizes: bool
 ) -> Iterator[Recipe]:
     """Yield the recipes with the layout of a configuration: of its release or, if that is unknown, of the default
-    release and then of others, the newest first."""
+    release and then, without ``own_sizes``, of others, the newest first."""
     release, workload = configuration.get("release"), catalogue.workloads[request.workload]
     newest = [] if own_sizes else reversed(bridge_releases_of(workload, request.size))
     gbs = configuration.get("layout.gbs")

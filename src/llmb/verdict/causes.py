@@ -2,7 +2,7 @@
 """Causes of slowness: their rules, and functions that find them in the evidence of one run. Unknown values are None.
 Pure except for reading the rules.
 
-A finder returns the cause, None if the evidence excludes it, or Missing with the reason if neither can be shown.
+A finder returns the cause, None if the evidence excludes it, or Missing with the reason if the evidence shows neither.
 """
 
 import math
@@ -83,7 +83,7 @@ class CauseFile(Record):
         return next(rule for rule in self.causes if rule.name == name)
 
     def rule_of_key(self, key: str) -> CauseRule | None:
-        """Return the first rule with a pattern that matches ``key``; None if the key does not affect speed."""
+        """Return the first rule with a pattern that matches ``key``; None if no pattern matches."""
         fitting = (rule for rule in self.causes if any(fnmatchcase(key, pattern) for pattern in rule.keys))
         return next(fitting, None)
 
@@ -100,11 +100,11 @@ class ExpertWork:
     flops_share: float
     """The experts' fraction of the FLOPs of all layers."""
     rows: float
-    """Mean number of rows that a rank computes per micro-batch and layer."""
+    """Mean number of rows, one per token and selected expert, that a rank computes per micro-batch and layer."""
     exchanged_bytes: float
     """Bytes that a row adds to the exchanges of a layer, forward and backward."""
     passes: int
-    """Time of all forward and backward passes of a layer in a step, as a multiple of one forward pass."""
+    """Time of a layer's forward and backward passes of one micro-batch, as a multiple of the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class Throttle:
 
     @property
     def lost_share(self) -> float:
-        """The maximum fraction of a step that the GPU loses, as if all its work depended on the clock."""
+        """Return the fraction of a step that the GPU loses at most: that by which its clock is lower, or else ``share``."""
         if self.clock_mhz is None or self.max_clock_mhz is None:
             return self.share or 0.0
         return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)
@@ -173,7 +173,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
-    """All facts about the reference. Its step time is for as many sequences as a step of the run has."""
+    """All facts about the reference. Its step time is for as many sequences per GPU as a step of the run has."""
 
     reference: Reference
     differing: tuple[Condition, ...] = ()
@@ -226,7 +226,7 @@ def _straggler(run: Evidence) -> Straggler | None:
 
 
 def slow_rank(run: Evidence) -> CauseShare | Missing | None:
-    """Find the rank that all other ranks wait for, and the part of its step that takes longer."""
+    """Find the rank that all others wait for, and the parts of its step that take longer than on the median rank."""
     work = run.work
     if work and work.ranks == 1:
         return None
@@ -255,7 +255,7 @@ def slow_rank(run: Evidence) -> CauseShare | Missing | None:
 
 
 def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
-    """Estimate how long ranks wait for the rank with the most rows of experts, assuming time proportional to FLOPs."""
+    """Estimate how long ranks wait for the rank whose experts have the most rows, if time is proportional to FLOPs."""
     experts = run.work and run.work.experts
     if not run.work or not experts:
         return None
@@ -283,7 +283,7 @@ def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
 
 
 def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
-    """Find exposed communication in a trace, or else as the time between layers, when parameters are gathered."""
+    """Find exposed communication in a trace or, without one, as the time in which parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:
@@ -329,7 +329,7 @@ def _traced_communication(run: Evidence) -> CauseShare | None:
 
 
 def host_is_late(run: Evidence) -> bool:
-    """Return whether the GPU finishes its work before the host has queued more."""
+    """Return whether the host is less than ``host_ahead_pct`` of the step time ahead of the GPU in the median step."""
     ahead = _host_ahead(run)
     return bool(ahead) and median(ahead) < run.mean_s * cause_rules().host_ahead_pct.value / 100
 
@@ -428,7 +428,7 @@ def stalls(run: Evidence) -> CauseShare | Missing | None:
 
 
 def recomputation(run: Evidence) -> CauseShare | Missing | None:
-    """Find recomputation. It takes the time of the layers' forward passes if full, and at most this time if not."""
+    """Find recomputation: if full, it takes as long as the layers' forward passes, otherwise at most as long."""
     work = run.work
     if work is None or work.recompute is None:
         return Missing("only the plans of llmb's own engine show what is recomputed")

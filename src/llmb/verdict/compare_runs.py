@@ -101,7 +101,7 @@ class Comparison(Record):
     after: str
     vary: tuple[str, ...]
     verdict: VerdictName
-    """The worst verdict of all rows, or 'not comparable' if a recipe has only flawed runs after the change."""
+    """The worst verdict of all rows, or 'not comparable': without rows, or if a recipe only has flawed runs after."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     """Differences between all compared runs of the two sides; several values of a side are separated by commas."""
@@ -143,10 +143,10 @@ def compare_runs(
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """Compare runs by recipe. If ``after`` is None or has the same runs, compare groups of ``before`` by ``vary``.
+    """Compare runs by recipe. If ``after`` is None or has the same runs, compare groups of ``before``.
 
     ``earlier`` returns earlier repeats of a run, which show the spread if a row has one run on each side.
-    Raise UsageError for an unknown name in ``vary``, and if ``vary`` is empty although all runs are on one side.
+    Raise UsageError for an unknown name in ``vary``, and if ``vary`` is empty but both sides are the same runs.
     """
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
@@ -185,7 +185,7 @@ def _left_out(one: ExcludedRun, side: Side) -> LeftOutRun:
 
 
 def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName:
-    """Return the worst verdict. A recipe with only flawed runs after the change is not comparable: it may be broken."""
+    """Return the worst verdict, counting 'not comparable' without rows, and if a recipe has only flawed runs after."""
     found: list[VerdictName] = [row.verdict for row in rows]
     if not rows or any(one.side == "before" and one.reason for one in unmatched):
         found.append("not comparable")
@@ -237,7 +237,7 @@ def _disturbed(pair: Pair) -> Iterator[str]:
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:
-    """Return each side's work per step and GPU: tokens, or sequences if neither side has a length; None if unknown."""
+    """Return each side's work per step and GPU: tokens or, without any sequence length, sequences; None if unknown."""
     lengths = [side.get("layout.seq_len") for side in (before, after)]
     return _work(before, lengths == [None, None]), _work(after, lengths == [None, None])
 

@@ -29,7 +29,7 @@ RECIPE = ("workload", "size", "dtype", "gpu_type", "layout.gpus", "experiment")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a run. ``source`` is equal for all copies, ``content`` for all unchanged copies."""
+    """The path of one copy of a run. ``source`` is equal for all copies, ``content`` for all unchanged copies."""
 
     path: Path
     source: str
@@ -44,8 +44,8 @@ def digest_of(*facts: object) -> str:
 
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
-    """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and other runs of
-    the recipe have a fault. If logs are selected, too, the logs in run folders are read, to find copies.
+    """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and all runs of
+    its recipe get a fault. If logs are selected, too, the logs in run folders are read, to find copies.
     """
     every = _known_as_one([run for one in found for run in one.runs])
     why_changed = _changed_copies(map(_place, every))
@@ -76,7 +76,7 @@ def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tupl
 
 
 def with_copies(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the parsed runs: further copies of a run are marked, and runs with differing copies are invalid."""
+    """Return the parsed runs, with further copies marked as such, and with runs invalid if their copies differ."""
     places = [replace(_place(run), path=run.log_path.absolute()) for run in _known_as_one(runs)]
     why_changed = _changed_copies(places)
     why_copied = _further_copies(places)
@@ -97,7 +97,7 @@ def _place(run: AnalyzedRun) -> Place:
 
 
 def _known_as_one(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the runs, with the same source for all copies, even if their records have different ids."""
+    """Return the runs, with the same source for all copies of a run, even if the copies' records have different ids."""
     every = _with_owners(runs)
     originals = _originals(every)
     return [replace(run, source=originals[run.counted_as]) if run.counted_as in originals else run for run in every]
@@ -120,7 +120,7 @@ def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the runs; a log that is equal to a run folder's log has the source of the folder's run."""
+    """Return the runs; a log that equals the log in a run's folder gets the source of that run."""
     folders = [run for run in runs if run.record]
     if not folders or len(folders) == len(runs):
         return list(runs)
@@ -145,7 +145,7 @@ def _by_source(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
-    """Return, by source, why no copy of a run can be trusted. Copies of logs are ignored if there is a folder."""
+    """Return, by source, why no copy of a run with differing copies counts. Logs are ignored if there is a folder."""
     found = {}
     for copies in _by_source(places):
         alike = [place for place in copies if place.is_log == copies[0].is_log]

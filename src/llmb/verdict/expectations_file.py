@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References other than published figures: step times that a user expects, and acceptance sets."""
+"""Files that runs are judged by: step times that a user expects, and acceptance sets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def _window(rule: str) -> str:
 
 
 def _texts(found: object) -> object:
-    """Convert YAML's numbers and booleans to text, like the conditions of runs."""
+    """Convert the values of a mapping from YAML to text, like the conditions of runs."""
     return condition_values(found) if isinstance(found, dict) else found
 
 
@@ -82,7 +82,7 @@ class ExpectationsFile(Record):
 
 @dataclass(frozen=True, slots=True)
 class ExpectationEntry:
-    """An entry and its place in the file."""
+    """An entry of a file of expectations, and its place there as ``path:line``."""
 
     expected: ExpectedStepTime
     where: str
@@ -150,7 +150,7 @@ def _confirmed(entry: ExpectationEntry, known: Values) -> int:
 
 
 def read_expectations(path: Path) -> Expectations:
-    """Read a file of expectations; raise UsageError with a list of all problems and their lines."""
+    """Read a file of expectations; if it is invalid, raise UsageError with a list of its problems and their lines."""
     try:
         file = read_file(path, ExpectationsFile, foreign=True)
         root: Any = compose_file(path)
@@ -245,7 +245,7 @@ class AcceptanceRecipe(Record):
 
 
 class AcceptanceSet(Record):
-    """The recipes that a cluster of one GPU type must pass."""
+    """The recipes with which a cluster of one GPU type must reach a share of the published throughput."""
 
     name: str
     title: str

@@ -75,7 +75,7 @@ class Explanation(Record):
     """The run's folder, or its log."""
     step_time_s: float
     reference_s: float | None
-    """The step time of the reference for the same number of sequences; None if there is no reference."""
+    """The step time of the reference for the same number of sequences per GPU; None if there is no reference."""
     reference: str | None
     gap_s: float | None
     """Seconds by which a step takes longer than the reference's; None if there is no reference."""
@@ -133,7 +133,7 @@ def explain_evidence(run: Evidence, against: ReferenceEvidence | None, words: Wo
 
 
 def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, CauseShare | Missing]]:
-    """Yield the measured causes, each without the share that the baseline also has."""
+    """Yield causes that the run shows or cannot exclude, each without the share that the baseline also has."""
     for name, find in FINDERS.items():
         item = find(run)
         if item is None:
@@ -174,7 +174,7 @@ def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseS
 def _differing(
     differing: tuple[Condition, ...], found: Mapping[CauseName, CauseShare], rest_s: float
 ) -> dict[CauseName, CauseShare]:
-    """Attribute the rest of the gap to differences: all of it to a single cause, or at most all of it to each cause."""
+    """Attribute the rest of the gap to differences: all to the only cause, or at most all to each of several causes."""
     rules = cause_rules()
     by_rule: dict[CauseName, list[Condition]] = {}
     for item in differing:
@@ -249,7 +249,7 @@ US = 1_000_000
 
 
 def explain_judged(judged: Judged) -> Explanation | None:
-    """Explain the repeat with the median step time, compared with the baseline's; return None without step times."""
+    """Explain why the repeat with the median step time is slower than the baseline's; return None without step times."""
     run, baseline = _typical(judged.runs), _typical(judged.baseline)
     return explain(run, baseline, judged.verdict) if run else None
 
@@ -260,7 +260,7 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow, compared with ``against`` or else the reference of ``verdict``, by default its own.
+    """Explain why ``run`` is slow compared with ``against`` or else the reference of ``verdict``, by default the run's.
 
     Return None for a run without a step time. Raise BrokenRecord or OSError if its steps cannot be read.
     """
@@ -416,7 +416,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Return the run's mean step time in ``window``; None if that is None, or if a step is missing or profiled."""
+    """Return the run's mean step time in ``window``; None without a window, or if a step is missing or profiled."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]

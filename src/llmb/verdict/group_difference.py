@@ -32,7 +32,7 @@ class RunMean:
 def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | None:
     """Describe nodes that may explain a difference: nodes that only one group used, and nodes with unusual runs.
 
-    Return None if both groups used the same nodes without an effect, or if the nodes of a run are unknown.
+    Return None if both groups used the same nodes and none had an effect, or if the nodes of a run are unknown.
     """
     runs = (*before, *after)
     if not all(run.nodes for run in runs):
@@ -76,7 +76,7 @@ def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str
 
 
 def _common_effect(strata: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, int]:
-    """Return the mean difference between the two lists of each stratum, its standard error and degrees of freedom."""
+    """Return the weighted mean of the strata's differences of means, its standard error and degrees of freedom."""
     cells = [cell for stratum in strata for cell in stratum]
     freedom = sum(len(cell) - 1 for cell in cells)
     if freedom < 1:
@@ -103,7 +103,7 @@ ASSUMED_SPREAD_PCT = 1.0
 temperatures, differ by as much."""
 NORMAL_QUANTILE = 1.959963984540054
 SPREAD_POWER = 0.9
-"""Half of the error probability in ``POWER`` is reserved for the spread of the runs."""
+"""Probability that ``_spread_seen`` bounds the observed spread: half of the error of ``POWER`` is left for it."""
 POWER_QUANTILE = 0.8416212335729143
 """Normal quantile of ``POWER``."""
 SINGLE_RUNS = f"one run on each side: the spread of repeats is unknown and assumed to be {ASSUMED_SPREAD_PCT:g} %"
@@ -128,7 +128,7 @@ class GroupDifference:
     delta_pct: float
     """``after_s`` relative to ``before_s``; above 0 is slower."""
     ci95_pct: tuple[float, float] | None
-    """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer runs."""
+    """95 % confidence interval of ``delta_pct``; None if it depends on the spread of a run of a single step."""
     smallest_visible_change_pct: float | None
     """The smallest slowdown that these runs would have shown with probability ``POWER``; None without ``ci95_pct``."""
     noise_pct: float | None
@@ -149,7 +149,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Precision:
-    """The precision of a difference of medians: spread of a single run, standard error and degrees of freedom."""
+    """The precision of a difference between medians: the spread between runs, standard error and degrees of freedom."""
 
     spread: float
     error: float
@@ -166,7 +166,7 @@ class _Precision:
 
 
 def run_spread(means_s: Sequence[float]) -> RunSpread | None:
-    """Return the spread of ``means_s``; None for fewer than ``FEWEST_EARLIER``, or if a mean is not above 0."""
+    """Return the spread of ``means_s``; None for fewer than ``FEWEST_EARLIER``, or if one is not above 0 and finite."""
     if len(means_s) < FEWEST_EARLIER or not all(0 < mean < math.inf for mean in means_s):
         return None
     return RunSpread(stdev(map(math.log, means_s)), len(means_s))
@@ -175,7 +175,7 @@ def run_spread(means_s: Sequence[float]) -> RunSpread | None:
 def group_difference(
     before: Sequence[RunMean], after: Sequence[RunMean], known: RunSpread | None = None
 ) -> GroupDifference:
-    """Return the difference of two groups; ``known`` is the spread of repeats if each group has a single run. Raise
+    """Return the difference of two groups; ``known``, the spread of repeats, is used if each has a single run. Raise
     ValueError for an empty group, or for a mean that is not a finite number above 0.
     """
     if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after)):
@@ -204,7 +204,7 @@ def group_difference(
 
 
 def smallest_change(half_width: float) -> float:
-    """Return the smallest change that an interval of this half width would have shown with probability ``POWER``.
+    """Return the smallest change that an interval of ``half_width`` would have shown with probability ``POWER``.
 
     The quantiles are normal. Their ratio is slightly larger than for Student's t, so this is a slight overestimate.
     """
@@ -215,8 +215,8 @@ def clear_decision(
     delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
     """Return the verdict if it is clear, else None. ``regressed`` and ``improved`` require a difference above the
-    tolerance and an interval that excludes 0. ``pass`` requires an interval below the tolerance, and that a change as
-    large as the tolerance would have shown. Equal groups are called different in less than 5 % of cases.
+    tolerance and an interval that excludes 0. ``pass`` requires an interval not above the tolerance that excludes 0, or
+    with which a change as large as the tolerance would have shown. Less than 5 % of equal groups are called different.
     """
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:
@@ -269,7 +269,7 @@ def spread_note(difference: GroupDifference) -> str | None:
 
 def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
     """Return how many additional runs should settle the verdict with probability ``POWER``; None if more than
-    ``MOST_MORE_RUNS``. If the noise is unknown, return as many as two groups of ``REPEATS`` runs need."""
+    ``MOST_MORE_RUNS``. If the noise is unknown, return the number that completes two groups of ``REPEATS`` runs."""
     if difference.noise_pct is None:
         return 2 * (REPEATS - 1)
     delta, tolerance = math.log1p(difference.delta_pct / 100), math.log1p(tolerance_pct / 100)
@@ -316,12 +316,12 @@ def _variance_of_median(count: int) -> float:
     """Return the variance of the median of ``count`` standard normal values: within 2 % for odd counts, up to 22 % too
     high for even counts.
 
-    The overestimate is needed for few runs: with exact values, groups of 2 and 2 would exceed 5 % false alarms."""
+    The overestimate is needed for few runs: with exact values, two groups of two would cause over 5 % false alarms."""
     return math.pi / (2 * count + math.pi - 2)
 
 
 def _half_width_alone(before: RunMean, after: RunMean) -> float | None:
-    """Return the half width of the log ratio of two runs, from the intervals of their steps and the assumed spread."""
+    """Return half the width of the interval of the log ratio of two runs; None if a run has no interval."""
     widths = [(run.ci95_s[1] - run.ci95_s[0]) / (2 * run.mean_s) for run in (before, after) if run.ci95_s is not None]
     between = NORMAL_QUANTILE * math.sqrt(2) * math.log1p(ASSUMED_SPREAD_PCT / 100)
     return math.hypot(*widths, between) if len(widths) == 2 else None

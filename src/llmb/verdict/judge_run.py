@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def compared_s(self) -> float | None:
-        """The step time that is compared: between groups of runs the median, otherwise the mean."""
+        """The step time that is compared: the median if several runs are compared with runs, otherwise the mean."""
         if self.times is None:
             return None
         counted = [run for run in self.runs if flaw_of(run) is None]
@@ -104,7 +104,7 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """Judge a log by the published figure of its recipe, or of its model if the catalogue does not describe that."""
+    """Judge a log by the published figure of its recipe, or of its model if the catalogue does not describe the model."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
@@ -148,7 +148,7 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
-    """Judge a run by the matching entry of the user's file; 'not comparable' without one."""
+    """Judge a run by the matching entry of the user's file; without one, it is 'not comparable', or 'invalid'."""
     stated = stated_conditions(run)
     entry = expectations.entry_for(stated)
     if isinstance(entry, Missing):

@@ -90,7 +90,7 @@ SPOILED = {
 
 
 def headline(verdict: Verdict) -> str:
-    """Return the verdict in capitals, followed by its sentence without a repeated verdict."""
+    """Return the verdict in capitals, '(soft)' if it is, and its sentence, without repeating the verdict."""
     soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
     rest = verdict.sentence.removeprefix(verdict.verdict)
     return f"{verdict.verdict.upper()}{soft}{rest if rest[:1] in (':', ' ') else f': {rest}'}"
@@ -125,7 +125,7 @@ def _parts(verdict: Verdict) -> Iterator[str]:
 
 
 def _digits(limit: float | None, *values: float) -> int:
-    """Return the fewest digits with which the values and the tolerance differ after rounding."""
+    """Return the fewest decimals, up to ``MOST_DIGITS``, with which no value equals the tolerance after rounding."""
     if limit is None:
         return 1
     near = [abs(value) for value in values if abs(abs(value) - limit) > 10**-MOST_DIGITS]
@@ -260,7 +260,7 @@ def _defaults() -> tuple[ToleranceEntry, ...]:
 
 
 def tolerance_of(pct: float | None, name: str) -> Tolerance | None:
-    """Return the tolerance ``pct`` set by the option ``name``; None if unset. Raise UsageError unless it is above 0."""
+    """Return the tolerance ``pct`` set by option ``name``; None if unset. Raise UsageError unless 0 < ``pct`` < inf."""
     if pct is None:
         return None
     if not 0 < pct < inf:
@@ -354,7 +354,7 @@ def single_difference(
 
 
 def _allowed(interval: Interval, values: int = 1) -> Interval:
-    """Widen a difference's interval by the assumed spread of repeats; ``values`` is the number of varying sides."""
+    """Widen a difference's interval by the assumed spread of repeats; ``values``: number of sides that vary."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half

@@ -59,13 +59,13 @@ class Varied:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
 
     def place(self, configuration: dict[str, Value]) -> tuple[object, ...]:
-        """Return the key that sorts groups of one selection; the first group is compared with each other group."""
+        """Return a key to sort the groups of one selection by; the first group is compared with each of the others."""
         keys = sorted((key for key in configuration if key in self), key=lambda key: (key != self.first, key))
         return tuple(_place(configuration[key], self.order) for key in keys)
 
 
 def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
-    """Return the keys that ``names``, modes or keys, allow to differ; raise UsageError for a name that is neither."""
+    """Return the keys that may differ: each in ``names``, or of a mode in ``names``. Raise UsageError for other names."""
     modes = {mode.name: mode for mode in modes_file().modes}
     keys = set(known_keys)
     chosen = []
@@ -137,12 +137,12 @@ class Matches:
 
 
 def groups_of(runs: Iterable[AnalyzedRun]) -> list[MatchedRuns]:
-    """Return groups of repeats: runs with the same configuration, whatever their names."""
+    """Return groups of repeats: runs with the same configuration."""
     return [MatchedRuns(group[0].identity.configuration, tuple(group)) for group in grouped(runs)]
 
 
 def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Pair each group before with each group after that is equal except for the keys that may vary. Groups without
+    """Pair each group of ``before`` with each of ``after`` that is equal except for keys that may vary. Groups without
     records are also paired by their known configuration, if it agrees with only one other group."""
     pairs = [
         Pair(one, other)
@@ -184,7 +184,7 @@ def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
 def _by_what_logs_tell(
     before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied, known: Sequence[Pair]
 ) -> list[Pair]:
-    """Pair groups, at least one of them without records, that agree with each other and with no other group."""
+    """Pair groups that agree with each other and with no third group, and at least one of which has no records."""
     found = []
     for one in before:
         fitting = [other for other in after if _agrees(one, other, varied)]
@@ -217,7 +217,7 @@ def nearest(group: MatchedRuns, others: Sequence[MatchedRuns]) -> MatchedRuns | 
 
 
 def titles(pairs: Sequence[Pair]) -> list[str]:
-    """Return the titles of the rows. Keys that differ are added to equal titles."""
+    """Return a title for each pair. Equal titles are extended by keys that differ."""
     merged = [_merged(pair) for pair in pairs]
     names = [_title(values) for values in merged]
     return [
@@ -275,7 +275,7 @@ def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
 
 
 def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> RunSpread | None:
-    """Return the spread of earlier runs if each side has a single run, both on the same nodes; otherwise None."""
+    """Return the spread of earlier repeats of two single runs on the same nodes, the larger one; None otherwise."""
     if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
         return None
     compared = {run.counted_as for run in (*before, *after)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups runs by recipe, and compares the scaling of a recipe with the published figures at every scale.
 
-Efficiency is the throughput of a GPU relative to that at the smallest scale. It is weak scaling if the global batch
-size grows with the number of GPUs, and strong scaling if it stays the same.
+Efficiency is the throughput of a GPU relative to that at the smallest scale. Scaling is weak if the global
+batch size grows in proportion to the number of GPUs, and strong if it stays the same.
 """
 
 from collections import defaultdict
@@ -109,7 +109,7 @@ class ScalingRow:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median of the runs' means."""
+        """Return the median of the runs' mean step times; None if nothing was measured."""
         return self.group.run_means_s.median if self.group else None
 
 
@@ -186,7 +186,7 @@ def _layout_text(recipe: Recipe) -> str:
 
 
 def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
-    """Return the kind of scaling by the batch sizes of the measured rows; None for a single scale."""
+    """Classify the scaling of the measured rows by their batch sizes; return None for a single scale."""
     sizes = {(row.gpus, row.gbs) for row in rows if row.gbs}
     if len({gpus for gpus, _ in sizes}) < 2:
         return None

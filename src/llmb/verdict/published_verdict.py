@@ -76,7 +76,7 @@ def verdict_of_recipe(
 def verdict_of_row(
     row: PublishedFigure, catalogue: Catalogue, run: AnalyzedRun, stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict:
-    """Judge a log by a published figure of a model that the catalogue does not describe; only its sizes are known."""
+    """Judge a log by a published figure of a model that the catalogue does not describe."""
     figure = row.expectation
     document = catalogue.documents[figure.release]
     entries = catalogue.publications(figure.release).conditions
@@ -144,14 +144,14 @@ def published_window(figure: Expectation) -> Window | None:
 
 
 def documented_steps(recipe: Recipe, window: Window) -> str:
-    """Return the steps that a window averages; the document's software may print means of several steps."""
+    """Return the steps that ``window`` averages in the document's software, which may print means of several steps."""
     figure = recipe.figure
     published = published_window(figure) if figure and window.rule == recipe.documented_window else None
     return steps_text(published or window)
 
 
 def _interval(figure: Expectation, window: Window | None) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of a published mean, from the published standard deviation of its n steps."""
+    """Return the 95 % confidence interval of a published mean step time; None if its standard deviation is unknown."""
     if figure.step_time_std_s is None or window is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
@@ -224,7 +224,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
-    """Return the GPU name that figures of ``gpu_type`` refer to: ``device`` if it is of this type; None if unknown."""
+    """Return the GPU name that figures of ``gpu_type`` refer to: ``device`` if of this type; None for an unknown type."""
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None
