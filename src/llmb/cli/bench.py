@@ -124,7 +124,7 @@ def bench() -> None:
 def gemm(
     shapes: dict[str, Any], one: OneDevice, measuring: Measuring, dtype: Dtypes = None, seconds: Seconds = SECONDS
 ) -> None:
-    """Measure the matrix products of one GPU for one micro-batch of a recipe, forward and both gradients.
+    """Measure the matrix products for one micro-batch of a recipe on one device: forward, and for both gradients.
 
     A square product shows the highest rate of the device. The product with the most FLOPs is also repeated for some
     seconds, at the clocks that power and temperature then allow.

@@ -154,7 +154,7 @@ class BenchJobRequest:
     """A measurement in a job: its site, options and nodes."""
 
     def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
-        """Read site and options; raise UsageError if they are invalid. ``here`` is the job whose nodes are measured."""
+        """Read site and options; raise UsageError if they are invalid. ``here`` sets the nodes to the current job's."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})

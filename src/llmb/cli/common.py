@@ -155,7 +155,7 @@ def _common(
         bool, _kept_here("--help", "-h", help="Show this message and exit.", callback=_help, is_eager=True)
     ] = False,
 ) -> None:
-    """Declare the common options. It is never called. Its parameter names must not clash with those of a command."""
+    """Declare the common options. Nothing calls this function. Its parameters must not have names of a command's."""
 
 
 @contextmanager
@@ -241,7 +241,7 @@ MEANT: dict[str, tuple[str, ...]] = {
 
 
 def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the classes of its parser private)
-    """Convert an error of the parser; its advice is the option that was probably meant, or the command's help."""
+    """Convert a parser error to UsageError with advice: the option probably meant, valid commands, or a help page."""
     path = error.ctx.command_path if error.ctx else "llmb"
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")

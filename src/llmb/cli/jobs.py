@@ -51,7 +51,7 @@ ExpectS = Annotated[
 
 
 class StepLines:
-    """Prints lines about a run: at intervals, if its state changes, and if its pace becomes slow, fast or normal."""
+    """Prints lines about a run: at intervals, if its state changes, and if it is slower or faster than expected."""
 
     def __init__(self, run: WatchedRun) -> None:
         self.run = run
@@ -200,7 +200,7 @@ def show(job_id: JobId, json: Json = False) -> None:
 
 
 def _newest_with_label(store: Store, text: str) -> str:
-    """Return the id of the newest run with the label ``text``; ``text`` itself if it names a job or not a label."""
+    """Return the id of the newest run with the label ``text``; ``text`` itself if it is an id or no label."""
     runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
         say(f"{len(runs)} runs have the label '{text}'; this is the newest. 'llmb runs --label {text}' shows all")

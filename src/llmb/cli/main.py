@@ -112,7 +112,7 @@ class LazyGroup(CommandGroup):
         return name, stub and load_command(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
-        """Raise UserInterrupt on Ctrl-C, which typer would ignore; before this call, ``llmb.__main__`` handles it."""
+        """Run the command, with Ctrl-C raised as UserInterrupt; before this call, ``llmb.__main__`` handles Ctrl-C."""
         if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -186,7 +186,7 @@ def install_main() -> NoReturn:
 
 
 def as_spoken(arguments: list[str]) -> list[str]:
-    """Replace the commands ``help`` and ``version`` by options, and move leading common options behind the command."""
+    """Replace the commands ``help`` and ``version`` with options, and move leading common options after the command."""
     first = next((place for place, word in enumerate(arguments) if word not in ANYWHERE), 0)
     if first and not arguments[first].startswith("-"):
         end = arguments.index("--") if "--" in arguments else len(arguments)

@@ -176,8 +176,8 @@ def parse(
     last step, and its loss was finite throughout. The standard deviation is that of a sample, and the interval is the
     95 % interval of the mean. The exit code is 4 if no run was a success.
 
-    With --compat, the command works like the reference suite's script: the default folder is 'experiments', the window
-    that of the logs' release, else 35-44, the standard deviation that of a population, and the exit code of errors 1.
+    With --compat, the command works like the reference suite's script: the default folder is 'experiments', and the
+    window is that of the logs' release, else 35-44. The standard deviation is that of a population. Errors exit with 1.
 
     Examples:
 
@@ -219,7 +219,7 @@ def parse(
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
-    """Add what the catalogue and the other runs contribute to each run; report copies and unreadable records."""
+    """Mark copies, and add the catalogue's figures to logs; report copies and unreadable records."""
     runs = with_copies(read)
     say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:

@@ -207,7 +207,7 @@ class FurtherGpus:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The run, trace or measurements that calibrate predictions, and the software whose overlap they assume."""
+    """The run, trace or measurements that calibrate predictions, and the software that they assume."""
 
     selector: str | None = None
     software: str | None = None

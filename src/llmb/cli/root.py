@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of all commands for the root of installation, confirmation, and messages on standard error."""
+"""Functions that commands share: the root of installation, confirmation, and messages on standard error."""
 
 import os
 import sys

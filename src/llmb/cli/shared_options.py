@@ -139,7 +139,7 @@ def recipe_options() -> Maker:
 
 
 def catalogue_for(request: ModelRequest, hardware: Path | None = None) -> Catalogue:
-    """Return the catalogue, with the model of the request's file, if any; raise UsageError if it is unsupported."""
+    """Return the catalogue, with the model of the request's file, if any; raise UsageError for an unsupported model."""
     if request.model_config is None:
         return Catalogue(hardware=hardware)
     from llmb.runs.huggingface.user_model import read_user_model  # few requests have such a file

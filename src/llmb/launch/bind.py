@@ -51,7 +51,7 @@ def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
 
 
 def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
-    """Return the hardware threads of each core, ordered by NUMA node."""
+    """Return the hardware threads in ``cpus`` of each core, ordered by NUMA node."""
     groups = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"

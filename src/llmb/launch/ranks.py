@@ -33,7 +33,7 @@ Process = subprocess.Popen[bytes]
 
 
 def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
-    """Return the words between the interpreter and the command of a node's ranks; ``nodes`` may be shell text."""
+    """Return the words that start this module, to put between an interpreter and the ranks' command."""
     return ("-P", "-m", "llmb.launch.ranks", nodes if isinstance(nodes, str) else str(nodes), str(per_node))
 
 

@@ -199,7 +199,7 @@ nodes, counts GPUs, starts MPI, and runs containers."""
 
 
 class Plugin(Record):
-    """The scheduler's setting for a trait, in its own terms."""
+    """The scheduler's setting for a trait, in the scheduler's own terms."""
 
     value: str
     fit: bool

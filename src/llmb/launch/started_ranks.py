@@ -51,7 +51,7 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that a worker lacks: the prefix of keys in the store, and loopback if the master is local."""
+    """Return missing variables of a worker: the prefix of keys in the store and, for a local master, loopback."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -60,7 +60,7 @@ def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, s
 
 
 def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
-    """Train as a rank other than 0, with output to stderr; raise RunFailed if it fails, UserInterrupt on a signal."""
+    """Train as a rank other than 0, with output to stderr; raise RunFailed on failure, UserInterrupt on a signal."""
     command = (sys.executable, "-P", "-m", JOIN)
     own = {**without_secrets(environ), **rank_variables(rank, environ)}
     try:

@@ -137,7 +137,7 @@ class Throttle:
 
     @property
     def lost_share(self) -> float:
-        """Return the fraction of a step that the GPU loses at most: that by which its clock is lower, or else ``share``."""
+        """Return the largest fraction of a step that the GPU can lose, from its mean clock or else from ``share``."""
         if self.clock_mhz is None or self.max_clock_mhz is None:
             return self.share or 0.0
         return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)

@@ -249,7 +249,7 @@ US = 1_000_000
 
 
 def explain_judged(judged: Judged) -> Explanation | None:
-    """Explain why the repeat with the median step time is slower than the baseline's; return None without step times."""
+    """Explain why the repeat with the median step time is slower than the reference; return None without step times."""
     run, baseline = _typical(judged.runs), _typical(judged.baseline)
     return explain(run, baseline, judged.verdict) if run else None
 

@@ -104,7 +104,7 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """Judge a log by the published figure of its recipe, or of its model if the catalogue does not describe the model."""
+    """Judge a log by the published figure of its recipe or, if the catalogue lacks its model, by one of the model."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)

@@ -65,7 +65,7 @@ class Varied:
 
 
 def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
-    """Return the keys that may differ: each in ``names``, or of a mode in ``names``. Raise UsageError for other names."""
+    """Return the keys that may differ: keys in ``names``, and the keys of modes in it; raise UsageError for others."""
     modes = {mode.name: mode for mode in modes_file().modes}
     keys = set(known_keys)
     chosen = []

@@ -67,7 +67,7 @@ class Fixed(Record):
 
 
 class LaunchScript(Record):
-    """The launch script of one recipe in one release, as llmb uses it. Paths are relative to the checkout."""
+    """The launch script of a workload's recipes in one release, as llmb uses it. Paths are relative to the checkout."""
 
     release: str
     tag: str

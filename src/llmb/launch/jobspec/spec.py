@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of a job without its folder: the input of a scheduler, which is saved in the run folder."""
+"""The specification of a job, which is saved in the run folder, and from which a scheduler runs the job."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -108,7 +108,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Place processes on nodes (on one if ``gpus_per_node`` is None); raise UsageError if several are not all full."""
+    """Place processes on one node or several full nodes; raise UsageError if the last of several nodes is not full."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)

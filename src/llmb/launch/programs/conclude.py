@@ -29,7 +29,7 @@ NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
 
 
 def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
-    """Finish the record of a run: conclude it, add its network, judge it, and remove files that the record replaces.
+    """Conclude a run, complete its record with network and verdict, and remove the files that the record replaces.
 
     The result is written before it is judged. With ``spec``, files are also linked under the names in the recipe's
     document. Raises OSError as ``conclude_run`` does.
@@ -102,7 +102,7 @@ def _left_beside(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
-    """Return the result from the program's files, and whether a run that failed (``after``) was complete."""
+    """Return the result from the program's files, and whether a run that failed (``after``) had done all its steps."""
     program = find_program(record.program)
     try:
         is_done = after is not None and program.progress(folder, record.plan).complete
@@ -142,7 +142,7 @@ class EndedRun:
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read an ended run; raise UsageError if it has no valid record or no end, BrokenRecord if steps are unreadable."""
+    """Read an ended run; raise UsageError if its record is invalid or shows no end, BrokenRecord for invalid steps."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
@@ -156,7 +156,7 @@ def read_ended_run(folder: RunFolder) -> EndedRun:
 def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[Step]]:
     """Return the stored result of an ended run and, if it succeeded, its steps. Nothing is written.
 
-    The result is invalid if the run's files contradict it. Raises BrokenRecord if they cannot be read.
+    The result is invalid if the steps contradict it. Raises BrokenRecord if the steps cannot be read.
     """
     assert record.status not in ("queued", "running")
     result, failed = record.result, record.status != "success"

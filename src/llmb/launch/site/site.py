@@ -114,7 +114,7 @@ def _gpu_names() -> tuple[str, ...]:
 def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
     """Return the names that CUDA_VISIBLE_DEVICES selects; like CUDA, stop at the first invalid index, such as -1.
 
-    The UUIDs of the GPUs in ``names`` are unknown, so a UUID counts as the index of its position in ``visible``.
+    The UUIDs of the GPUs in ``names`` are unknown, so a UUID selects the name at its own position in ``visible``.
     """
     reasons: list[str] = []
     for device in visible.split(","):

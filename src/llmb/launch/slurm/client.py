@@ -52,8 +52,8 @@ def submit(
     sbatch inherits the file descriptors ``held``. ``arguments`` override the script's flags. Variables named in
     ``secrets`` are passed to the job.
 
-    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer, in which case the job may
-    still have been queued.
+    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer or prints no id, although
+    the job may have been queued.
     """
     variables = submitting_environment(environ, secrets)
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in variables else []

@@ -124,7 +124,7 @@ class GpuPartition(SlurmQuestion):
         return self.partitions()
 
     def assumed(self) -> str | None:
-        """Return the name of the only partition with GPUs, or of the only partition; None if there are several."""
+        """Return the only partition with GPUs or, if none has any, the only partition; None if there are several."""
         partitions = self.offer.partitions
         with_gpus = [item for item in partitions if item.gpus_per_node] or list(partitions)
         return with_gpus[0].name if len(with_gpus) == 1 else None

@@ -305,7 +305,7 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
 
 
 def rounds_functions(spec: JobSpec) -> str:
-    """Return the shell function ``llmb_rounds``, which runs the steps that ``rounds.txt`` lists."""
+    """Return shell code with the function ``llmb_rounds``, which runs the steps that ``rounds.txt`` lists."""
     python = interpreter(spec.container)
     srun = [
         *("timeout", "--kill-after=5", Shell("$((seconds + 15))"), "srun", Shell('--nodelist="$nodes"')),

@@ -52,7 +52,7 @@ def with_profiler(plan: AnyPlan) -> AnyPlan:
 
 
 def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the words to put before the command of the worker ``rank``; an empty tuple if nsys does not profile it."""
+    """Return the words to put before the command of ``rank``'s worker; none if nsys does not profile this rank."""
     profile = plan.profile
     if profile is None or profile.profiler != "nsys" or rank not in profile.ranks:
         return ()

@@ -190,7 +190,8 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
     """Check that the run fits into memory, by an estimate and, if that is inconclusive, by counting the fullest rank.
 
-    Raises UsageError if the counted tensors alone exceed a GPU's memory, unless ``force`` is set; otherwise only warns.
+    Raises UsageError if the counted memory plus a margin exceeds a GPU's; otherwise only warns. With ``force``, nothing
+    is counted.
     """
     if (use := estimated(plan)) is None or clearly_fits(use):
         return

@@ -178,8 +178,8 @@ def bridge_command(
 
 
 def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str]) -> Origin:
-    """Return the origin of the script's weights and data: as the arguments ``extra`` select, or else random weights,
-    and SQuAD or mock data."""
+    """Return the origin of the script's weights and data: by default random weights, and prepared SQuAD or mock data.
+    ``extra``, arguments of the script, may select others."""
     checkpoint, chosen = extra.get("pretrained_checkpoint"), extra.get("data")
     weights = WeightsOrigin(kind="checkpoint", name=checkpoint, path=checkpoint) if checkpoint else MOCK.weights
     if chosen and chosen != "mock":

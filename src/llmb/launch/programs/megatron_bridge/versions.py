@@ -133,7 +133,7 @@ def version_of(nemo: str | None) -> BridgeVersion | None:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How the performance script is called for a recipe."""
+    """A call of the performance script for a recipe."""
 
     entry: BridgeRecipe
     versions: tuple[BridgeVersion, ...]
@@ -162,7 +162,7 @@ class Script:
 
 
 def script_for(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Script:
-    """Return how the script is called for a recipe without ``script_problems``."""
+    """Return the call of the script for a recipe, for which ``script_problems`` must be empty."""
     entry = bridge_recipe(recipe)
     assert entry is not None, "script_problems rejects other recipes"
     nemo, several = nemo_of(recipe, image), fitting_versions(entry)

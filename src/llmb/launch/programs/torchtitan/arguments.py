@@ -202,7 +202,7 @@ def titan_stages(layout: Layout) -> list[int]:
 
 
 def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
-    """Return torchtitan's arguments except for the folder; ``extra`` are the user's arguments.
+    """Return torchtitan's arguments except for the folder and the model; ``extra`` are the user's arguments.
 
     Raises UsageError if the user sets an argument that llmb sets.
     """

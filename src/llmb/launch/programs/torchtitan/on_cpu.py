@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces functions that do not work on a CPU, so that torchtitan 0.2.2 can train there.
 
-It replaces the name of the device, five functions that ``torch.cpu`` lacks, barriers with device ids, histograms of
-integers, the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs), FSDP's fused scaling and
-reduction of gradients, which gloo lacks; the compiled FlexAttention of gpt-oss and DeepSeek-V3, which has no backward
-pass on CPUs; and attention of DTensors (Qwen3 with tensor parallelism), which torch lacks on CPUs. Models, masks,
-sharding and optimizer are unchanged. Memory is not measured; the log reports 0.
+It replaces the name of the device, five functions that ``torch.cpu`` lacks, barriers with device ids, and histograms
+of integers; the Triton kernel that sorts tokens by expert (with torchtitan's own code for CPUs); FSDP's fused scaling
+and reduction of gradients, which gloo lacks; the compiled FlexAttention of gpt-oss and DeepSeek-V3, which has no
+backward pass on CPUs; and attention of DTensors (Qwen3 with tensor parallelism), which torch lacks on CPUs. Models,
+masks, sharding and optimizer are unchanged. Memory is not measured; the log reports 0.
 """
 
 import importlib

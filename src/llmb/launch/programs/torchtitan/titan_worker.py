@@ -76,7 +76,7 @@ def record_environment(folder: RunFolder, device: torch.device) -> None:
 
 
 def register_model(plan: EnginePlan) -> None:
-    """Register the plan's model and data in torchtitan, in place of its own for the model family."""
+    """Register the plan's model and data in torchtitan, instead of torchtitan's own for the model family."""
     model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
     family: Any = importlib.import_module(f"torchtitan.models.{model.family}")
     arguments: Any = importlib.import_module(f"torchtitan.models.{model.family}.model.args")
