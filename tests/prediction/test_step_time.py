@@ -232,6 +232,23 @@ def test_a_prediction_has_the_error_of_its_case() -> None:
         default_calibration(CATALOGUE.rates, "other")
 
 
+@pytest.mark.parametrize(
+    ("software", "case", "model"),
+    [(BRIDGE, "experts", {"size": "30b", "scale": 16, "workload": "pretrain_qwen3"}), ("llmb", "llmb", {"size": "8b"})],
+)
+def test_the_interval_is_wider_on_gpus_on_which_nothing_was_timed(software: str, case: str, model: Any) -> None:
+    plan = planned(**model)
+    usual = default_calibration(CATALOGUE.rates, software)
+    by_gpu = {
+        name: predict(plan, CATALOGUE.gpus[name], usual, CATALOGUE.rates.errors)
+        for name in ("gb300", "vr200", "mi300x")
+    }
+    assert case in by_gpu["gb300"].errors
+    assert by_gpu["vr200"].errors.keys() - by_gpu["gb300"].errors.keys() == {"gpu"}
+    assert by_gpu["mi300x"].errors.keys() - by_gpu["gb300"].errors.keys() == {"platform"}
+    assert by_gpu["gb300"].error_pct < by_gpu["vr200"].error_pct < by_gpu["mi300x"].error_pct
+
+
 def test_the_interval_is_wider_for_what_no_step_checks() -> None:
     usual = predict(planned(), H100, USUAL, CATALOGUE.rates.errors)
     own = H100.model_copy(update={"is_foreign": True})

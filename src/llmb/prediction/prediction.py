@@ -34,6 +34,8 @@ from llmb.runs.plan import EnginePlan, PredictedStep, make_plan
 CHECKED_GPU = "h100"
 """The GPU type of the published steps behind the errors ``model`` and ``release``."""
 BLACKWELL = ("b200", "gb200", "b300", "gb300")
+TRIED_GPUS = (CHECKED_GPU, "h200", *BLACKWELL)
+"""GPU types on which models with experts, adapters, llmb's engine or torchtitan were timed."""
 CHECKED_SEQ_LEN, CHECKED_CP, CHECKED_GPUS = 8192, 2, 2304
 """The largest sequence length, context parallelism and number of GPUs of published steps."""
 LEAST_NVLINK_GB_S = 400
@@ -280,7 +282,11 @@ def error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> list[st
     names = [calibration.error] if calibration.error == "node" else [error_case(plan, gpu, calibration.software)]
     if calibration.error in ("bench", "trace"):
         names.append(calibration.error)
-    return [*names, *_aspects(plan, gpu)]
+    aspects = list(_aspects(plan, gpu))
+    elsewhere = gpu.gpu_type not in TRIED_GPUS and not {"gpu", "platform"} & {*names, *aspects}
+    if elsewhere and calibration.error in ("model", "trace"):
+        names.append("gpu")
+    return [*names, *aspects]
 
 
 def error_case(plan: EnginePlan, gpu: Gpu, software: str) -> str:

@@ -58,7 +58,7 @@ _SCALE = re.compile(r"_(?:bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?_(?:
 _NAMED_SIZE = re.compile(r"_(gpus|etp|tp|pp|vp|cp|ep|mbs|gbs|seq|layers)(\d{1,7}|None)(?=_|\.|$)")
 _SIZE_NAMED = re.compile(r"_(\d{1,7})(mbs|gbs|nodes)(?=_|\.|$)")
 _NAMED_GPU = re.compile(
-    r"_(gb300|gb200|b300|b200|h200|h200-nvl|h100|h100-nvl|h100-pcie|a100|mi300x|mi325x|mi355x)(?=_|\.|$)"
+    r"_(vr200|gb300|gb200|b300|b200|h200|h200-nvl|h100|h100-nvl|h100-pcie|a100|mi300x|mi325x|mi355x)(?=_|\.|$)"
 )
 _FOLDERS_ABOVE = 3
 _RESULTS = re.compile(
