@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,10 +17,12 @@ from llmb.catalogue.catalogue import Catalogue, layout_of
 from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import rank_data
 from llmb.engine.data.build import build_data
-from llmb.engine.loop import add_gradients
+from llmb.engine.loop import add_gradients, do_step
+from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import DIMENSIONS, EXPERT_DIMENSIONS, Ranks, arrange, as_one
 from llmb.engine.parallel.pipeline import build_passes, connect_lanes, lane
 from llmb.engine.stages import prepare_stages
+from llmb.launch.programs.engine.program import count_streams, shipped_variables
 from llmb.runs.choices import Replicas
 from llmb.runs.plan import Plan
 
@@ -29,6 +32,7 @@ CPU = torch.device("cpu")
 @contextmanager
 def fake_rank(layout: Layout, *, rank: int = 0, experts: bool = False) -> Iterator[Ranks]:
     """One of the ranks of a layout, without the others."""
+    _clear_sharding_prop_cache()  # of meshes of ranks before this one
     dist.init_process_group("fake", rank=rank, world_size=layout.gpus, store=FakeStore())
     yield arrange(rank, CPU, layout, Replicas(), experts=experts)
     dist.destroy_process_group()
@@ -105,17 +109,21 @@ def test_a_rank_sends_and_receives_on_different_lanes(ranks: int, vp: int) -> No
         assert not sent & received
 
 
-class Transfers(TorchDispatchMode):
-    """The sends and receives of a step, by group."""
+class Communication(TorchDispatchMode):
+    """What uses the stream of a group's communicator in a step, by group: all but synchronous collectives."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, set[str]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function._schema.name in ("c10d::send", "c10d::recv_"):
-            kind = function._schema.name.removeprefix("c10d::").rstrip("_")
-            self.found.setdefault(dist.ProcessGroup.unbox(args[1]).group_name, set()).add(kind)
+        named = dict(zip((each.name for each in function._schema.arguments), args, strict=False)) | (kwargs or {})
+        if function.namespace == "c10d" and named.get("asyncOp", named.get("async_op", True)):
+            group = dist.ProcessGroup.unbox(named["process_group"]).group_name
+        else:
+            group = named.get("group_name")
+        if group is not None:
+            self.found.setdefault(group, set()).add(function._schema.name.partition("::")[2].rstrip("_"))
         return function(*args, **(kwargs or {}))
 
 
@@ -133,9 +141,35 @@ def test_an_interleaved_pipeline_sends_and_receives_in_different_groups(
 ) -> None:
     monkeypatch.setattr(_PipelineSchedule, "_warmup_p2p", be_static, raising=False)
     plan = tiny_plan(scale=4, overrides={"pp": 4, "vp": 2, "layers": 8, "gbs": 8})
-    with fake_rank(plan.recipe.layout, rank=rank) as ranks, Transfers() as transfers:
+    with fake_rank(plan.recipe.layout, rank=rank) as ranks, Communication() as communication:
         stages = prepare_stages(plan, ranks)
         source = rank_data(build_data(plan), plan, ranks, varlen=False)
         add_gradients(build_passes(stages, plan, ranks), plan, source.step(0), 0, ranks)
-    assert len(transfers.found) == 4
-    assert all(len(kinds) == 1 for kinds in transfers.found.values())
+    assert len(communication.found) == 4
+    assert all(kinds in ({"send"}, {"recv"}) for kinds in communication.found.values())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_rank_has_a_hardware_queue_for_each_stream(
+    name: str, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a step of a tiny model with the same kinds of groups."""
+    monkeypatch.setattr(_PipelineSchedule, "_warmup_p2p", be_static, raising=False)
+    layout, experts = PUBLISHED[name]
+    dims = ("tp", "pp", "cp", "vp", *(("ep", "etp") if experts else ()))
+    sizes = {dim: min(getattr(layout, dim), 4 - layout.pp % 2 if dim == "pp" else 2) for dim in dims}
+    dp = min(layout.dp, 2)
+    overrides = {**sizes, "layers": 2 * sizes["pp"] * sizes["vp"], "gbs": dp * sizes["pp"]}
+    workload = "finetune_llama4-maverick" if experts else "pretrain_llama3.1"
+    scale = sizes["tp"] * sizes["pp"] * sizes["cp"] * dp
+    plan = tiny_plan(workload, scale, overrides=overrides, parallelism={"dp_sharding": "optimizer"})
+    with fake_rank(plan.recipe.layout, rank=scale - 1, experts=experts) as ranks:
+        stages = prepare_stages(plan, ranks)
+        optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+        source, passes = rank_data(build_data(plan), plan, ranks, varlen=False), build_passes(stages, plan, ranks)
+        with Communication() as communication:
+            do_step(0, plan, passes, optimizers, source, ranks)
+    recipe = plan.recipe.model_copy(update={"layout": layout})
+    streams = count_streams(plan.model_copy(update={"recipe": recipe}))
+    assert streams == 2 + len(communication.found) <= 9
+    assert (streams > 8) == ("CUDA_DEVICE_MAX_CONNECTIONS" in shipped_variables("cuda", (), streams))

@@ -44,7 +44,10 @@ STORE = "LLMB_STORE"
 STORE_ID = "LLMB_STORE_ID"
 PATIENCE = timedelta(minutes=10)
 FOLDER = "run_folder"
-HARMLESS = re.compile(r"OMP_NUM_THREADS|GOMP_SPINCOUNT|MALLOC_[A-Z_]+|PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_NCCL_[A-Z_]+")
+HARMLESS = re.compile(
+    "OMP_NUM_THREADS|GOMP_SPINCOUNT|MALLOC_[A-Z_]+|PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_NCCL_[A-Z_]+"
+    "|CUDA_DEVICE_MAX_CONNECTIONS"
+)
 UNTIL_REMOVED = -1
 BACKLOG = 4096
 """Maximum number of connections of ranks that wait to be accepted."""

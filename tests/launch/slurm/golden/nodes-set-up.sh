@@ -19,6 +19,7 @@ unset SLURM_JWT  # the submitter's token, which the job does not need
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export TORCH_NCCL_HIGH_PRIORITY=1  # engine
+export CUDA_DEVICE_MAX_CONNECTIONS=32  # engine
 export NCCL_NVLS_ENABLE=0  # recipe
 export NCCL_P2P_NET_CHUNKSIZE=2097152  # recipe
 export NCCL_NET_GDR_LEVEL=PHB  # recipe

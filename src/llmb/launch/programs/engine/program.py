@@ -57,10 +57,11 @@ class EngineProgram(Program):
         return plan_engine(catalogue, recipe, choices, site.install)
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
+        assert isinstance(plan, EnginePlan)
         return ProgramWork(
             command=(PYTHON, "-P", "-m", worker_module(plan), RUN_FOLDER),
             container=requested_container(request.options, request.site.config.container),
-            variables=VariableLayer("engine", shipped_variables(plan.device, request.variables)),
+            variables=VariableLayer("engine", shipped_variables(plan.device, request.variables, count_streams(plan))),
         )
 
     def started(self, plan: Plan) -> Plan:
@@ -137,6 +138,8 @@ class ShippedVariable(NamedTuple):
     """The device for which the variable is set; None for both."""
     also: tuple[str, ...] = ()
     """Other names of the setting; if the user sets one of them, this variable is not set."""
+    enough_streams: int = 0
+    """Ranks with at most this many CUDA streams do not need the variable."""
 
 
 SHIPPED = (
@@ -171,16 +174,47 @@ SHIPPED = (
         "a collective, for which other ranks wait, does not queue behind computation that is independent of it",
         device="cuda",
     ),
+    ShippedVariable(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "32",
+        "streams that share one of CUDA's hardware queues, by default 8, wait for each other's kernels",
+        device="cuda",
+        enough_streams=8,
+    ),
 )
 
 
-def shipped_variables(device: Device, variables: Container[str]) -> dict[str, str]:
-    """Return the variables to set for ``device``, except settings that ``variables`` has under another name."""
+def shipped_variables(device: Device, variables: Container[str], streams: int = 1) -> dict[str, str]:
+    """Return the variables to set for ``device`` and a rank with ``streams`` CUDA streams, except settings that
+    ``variables`` has under another name."""
     return {
         item.name: item.value
         for item in SHIPPED
-        if item.device in (None, device) and not any(name in variables for name in item.also)
+        if item.device in (None, device)
+        and streams > item.enough_streams
+        and not any(name in variables for name in item.also)
     }
+
+
+def count_streams(plan: EnginePlan) -> int:
+    """Return how many CUDA streams a rank uses in a step: one computes, one copies batches, others communicate.
+
+    Each communicator has a stream, except for synchronous collectives, which run on the computing stream. FSDP uses
+    streams of its own.
+    """
+    layout, path = plan.recipe.layout, plan.compute_path
+    groups = {(layout.tp, 1), (layout.cp, layout.tp)}  # size and distance between ranks, which identify a group
+    replicas = plan.parallelism.replicas(layout)
+    sharing = [(layout.dp * layout.cp, layout.tp, replicas.dense)]
+    if plan.recipe.model.moe:
+        groups |= {(layout.etp, 1), (layout.ep, layout.etp)}
+        sharing.append((layout.edp, layout.etp * layout.ep, replicas.experts))
+    if path.exchanges_updates:
+        for size, distance, copies in sharing:
+            groups |= {(size // copies, distance), (copies, distance * size // copies)}
+    fsdp = 3 + (max(replicas) > 1) if path.shards_parameters else 0  # copy-in, gather, scatter; reduction over replicas
+    lanes = 0 if layout.pp == 1 else min(layout.pp - 1, 2) if layout.vp == 1 else 4
+    return 2 + sum(size > 1 for size, _ in groups) + fsdp + lanes
 
 
 VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
