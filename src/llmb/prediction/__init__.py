@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predict the time and memory of a run from its plan alone. Pure."""
+"""Predict the step time and memory of a run without running it. Pure."""

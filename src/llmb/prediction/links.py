@@ -39,7 +39,7 @@ class Links:
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Number of ranks of each group, and the number of these in one NVLink domain, by the name of the group."""
+        """Ranks of each group (two neighbors for ``pp``), and how many share an NVLink domain, by name of the group."""
         layout, domain = self.layout, self.gpu.nvlink_domain_gpus
         dense, experts = layout.dp * layout.cp // self.replicas.dense, layout.edp // self.replicas.experts
         found = {

@@ -61,7 +61,7 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
 
 
 def estimate_here(plan: Plan) -> MemoryUse | None:
-    """Return the estimate of a run of llmb's engine on known GPUs; None for other runs and for unsupported settings."""
+    """Return the estimate for llmb's engine on GPUs with known memory; None for other runs and unsupported settings."""
     if not isinstance(plan, EnginePlan) or plan.declared_origin or plan.device != "cuda":
         return None
     return None if plan.recipe.gpu_memory_gb is None or why_not_estimated(plan) else estimate(plan)
@@ -75,7 +75,7 @@ def clearly_fits(use: MemoryUse) -> bool:
 def settle_sharding(plan: EnginePlan, requested: Parallelism) -> EnginePlan:
     """Return the plan with ZeRO-1, as in published runs, if it then clearly fits.
 
-    Sharding that is ``requested``, and any but ``full`` over all ranks, stays as it is.
+    Sharding that is ``requested``, or is not ``full`` over all ranks, is not changed.
     """
     if requested.dp_sharding or plan.parallelism.dp_sharding != "full" or plan.parallelism.dp_shard_size is not None:
         return plan
@@ -138,7 +138,7 @@ class _Rank:
         return self.is_first * self.sizes.vocabulary * self.sizes.hidden
 
     def last_table(self) -> int:
-        """Count the elements of the output table, the norm before it, and parts that predict further tokens."""
+        """Count this rank's elements of the output table, the norm before it, and parts that predict further tokens."""
         tied = self.is_first and self.plan.recipe.model.tied_embeddings
         table = self.sizes.multi_token(self.layout.pp) + (0 if tied else self.sizes.vocabulary * self.sizes.hidden)
         return self.is_last * (self.sizes.norm + table)
@@ -173,7 +173,7 @@ class _Rank:
         return RankMemory(rank=rank, pp_stage=self.pp_rank, peak_bytes=sum(found.values()), bytes_by_owner=found)
 
     def trained(self, stage: int | None = None) -> tuple[int, int]:
-        """Count trained elements, dense and of routed experts, in one of the rank's stages or in all."""
+        """Count the trained elements, dense and of routed experts, in one of the rank's stages, by default in all."""
         layers = self.layers if stage is None else self.stages[stage]
         return self.whole(stage) if self.plan.lora is None else (len(layers) * self.sizes.adapters(), 0)
 
@@ -267,8 +267,8 @@ class _Rank:
         }
 
     def sent_by_passes(self) -> tuple[int, int]:
-        """Return the bytes of gradients being reduced while the previous block's gradients are computed, less the saved
-        activations that are then free, and the bytes at the reduction of a stage's first block or table.
+        """Return the bytes of a block's gradients reduced while those of the block before it are computed, less saved
+        activations freed by then; and the bytes while a stage's first block, or a table, is reduced.
 
         A reduction needs a buffer, the reduced shard, and its fp32 copy. The gradient that was computed last still
         exists, as do experts' gradients while they are reordered. The output table's gradient is reduced last.
@@ -290,9 +290,9 @@ class _Rank:
         return max(beside) * (max(map(len, self.stages)) > 1), max(after)
 
     def begun_gradients(self, begun: Sequence[bool]) -> int:
-        """Return the bytes of gradients in the stages that have gradients.
+        """Return the bytes of gradients in all stages that have gradients, according to ``begun``.
 
-        If all micro-batches of a stage run in a row, gradients of all stages but the current one are reduced.
+        If gradients are sharded and all micro-batches of a stage run in a row, other stages have reduced theirs.
         """
         first = begun.index(True) if any(begun) else len(begun)
         if self.reduces_in_turn and first < len(begun):
@@ -393,7 +393,7 @@ class _Rank:
             yield 0, earlier + self.sent_by_passes()[1], 0
 
     def _saved_casts(self, layer: int) -> int:
-        """Return the bytes of a block's FP8 weights, which its backward pass reads."""
+        """Return the bytes of FP8 weights that a block saves for its backward pass, unless it is recomputed in full."""
         if not self.sizes.computes_fp8(layer) or self.plan.recompute == "full":
             return 0
         return self.sizes.matrices(layer)
@@ -423,7 +423,7 @@ class _Rank:
         return max(states, key=_total)
 
     def _moments_of_reduction(self) -> Iterator[tuple[int, int]]:
-        """Yield the bytes of gradients, and of activations and reduced gradients; the last pair is after all passes.
+        """Yield pairs of bytes: gradients, and activations with reduced gradients; the last pair is after all passes.
 
         Gradients are copied into buckets. The copies of two blocks exist at a time, and accumulated gradients stay;
         other stages hold their last micro-batches.
@@ -468,7 +468,7 @@ class _Rank:
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Return the bytes of ``sums`` less ``sent`` elements; for GA 1, of ``elements`` and the output table."""
+        """Return the unsent gradients' bytes: ``sums`` less ``sent`` elements; if GA is 1, ``elements`` and the table."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent
@@ -514,7 +514,7 @@ class _Rank:
         return {**self.state(passes=False), "gradients": gradients, "activations": 0, "other": copied}
 
     def buckets(self, layer: int) -> list[_Bucket]:
-        """Return the buckets of a block: one for its routed experts, if any, and one for all else."""
+        """Return the buckets of a block: dense parameters, and routed experts, if any; with LoRA, only its adapters."""
         pieces, expert_pieces = (1, 1) if self.sharding == "none" else (self.pieces, self.expert_pieces)
         if self.plan.lora is not None:
             return [_Bucket(self.sizes.adapters(), pieces)]

@@ -86,7 +86,7 @@ class Calibration:
 @dataclass(frozen=True, slots=True)
 class BeyondNvlink:
     """Messages of TP or EP that cross a network. gpus: consecutive GPUs that exchange them, more than an NVLink domain
-    has. added_s: the time that a step would be shorter if these GPUs were in one domain."""
+    has. added_s: how much shorter a step would be if these GPUs were in one domain, in seconds."""
 
     group: Literal["TP", "EP"]
     gpus: int
@@ -126,7 +126,7 @@ class Prediction:
 
     @cached_property
     def beyond_nvlink(self) -> tuple[BeyondNvlink, ...]:
-        """TP and EP that span more GPUs than an NVLink domain."""
+        """Groups of TP and EP with more GPUs than an NVLink domain has."""
         layout, domain = self.plan.recipe.layout, self.gpu.nvlink_domain_gpus
         groups: dict[Literal["TP", "EP"], tuple[int, set[str]]] = {
             "TP": (layout.tp, {"tp"}),
@@ -178,12 +178,12 @@ def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibrat
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
-    """Return ``rates`` with those in ``CHIP`` divided by ``efficiency``, relative to an H100; 1 if it is None."""
+    """Divide the rates in ``CHIP`` by ``efficiency``, a GPU's efficiency relative to an H100; None counts as 1."""
     return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
-    """Return ``usual``, scaled by the ratio of a measured step to its prediction.
+    """Return ``usual``, scaled by a measured step relative to its prediction; a rank alone scales only computation.
 
     Raises UsageError if the step was measured on another GPU type or in another dtype.
     """
@@ -234,8 +234,8 @@ def predicted_terms(
 
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
-    """Return the plan with the load of the fullest rank on every rank: ``imbalance`` times the mean number of experts'
-    rows, as with this capacity factor. None changes nothing. Raises UsageError if no rank can have such a load.
+    """Return the plan with the load of the fullest rank on every rank: its experts process ``imbalance`` times the mean
+    number of tokens. None changes nothing. Raises UsageError if no rank can have such a load.
     """
     if imbalance is None:
         return plan
@@ -257,12 +257,12 @@ def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
 
 
 def usual_software(recipe: Recipe) -> str:
-    """Return the software that the document of a recipe used."""
+    """Return the software of a recipe: Megatron-Bridge for its releases, else that of the reference documents."""
     return BRIDGE if recipe.release is not None and recipe.release.startswith(PREFIX) else DOCUMENTS
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan, software: str) -> PredictedStep | None:
-    """Predict the plan's step in ``software``; None for a CPU, a rank alone, and unknown GPUs, dtypes or networks."""
+    """Predict a plan's step in ``software``; None for a CPU, a pretended rank, an unknown GPU type, peak or network."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None
@@ -304,7 +304,7 @@ def error_case(plan: EnginePlan, gpu: Gpu, software: str) -> str:
 
 
 def _aspects(plan: EnginePlan, gpu: Gpu) -> Iterator[str]:
-    """Yield the names of aspects with an error of their own, most of which no published step checks."""
+    """Yield the names of the plan's aspects that have an error of their own; published steps check few of them."""
     layout = plan.recipe.layout
     joined = gpu.nvlink_domain_gpus >= gpu.gpus_per_node and gpu.nvlink_gb_s >= LEAST_NVLINK_GB_S
     found = {
@@ -365,7 +365,7 @@ def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Ite
 
 
 def with_layout(plan: EnginePlan, changes: Mapping[str, int | None]) -> EnginePlan:
-    """Return the plan with other sizes. Raises UsageError with all problems of the layout."""
+    """Return the plan with ``changes`` to its layout. Raises UsageError with all problems if that is then invalid."""
     recipe = plan.recipe
     layout = recipe.layout.model_copy(update=dict(changes))
     model = (

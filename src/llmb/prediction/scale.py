@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted training at larger scales: step, goodput under failures, and a whole training's cost. Pure."""
+"""Predicted training at larger scales: step time, goodput under failures, and the cost of training. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,12 +45,12 @@ class Curve:
 
     @property
     def goes_beyond(self) -> bool:
-        """Return whether the last scales are larger than any published step."""
+        """Return whether the largest scale exceeds that of every published step."""
         return self.scales[-1].gpus > PUBLISHED_GPUS
 
 
 def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
-    """Predict steps, doubling the data-parallel replicas until a limit is reached."""
+    """Predict the plan's step, then with twice as many data-parallel replicas, and so on until a limit is reached."""
     found: list[ScaledStep] = []
     first = predicted(plan)
     for each in _doubled(plan, scaling):
@@ -67,7 +67,7 @@ def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A change of the hardware or of the number of GPUs. longer_pct: by how much it lengthens the step."""
+    """A change of the hardware or of the number of GPUs. longer_pct: how much longer the step takes, in percent."""
 
     change: str
     step_time_s: float

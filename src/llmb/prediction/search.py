@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class LayoutSearch:
-    """The layouts that fit, the fastest first, and the number of other layouts by reason."""
+    """The candidates that fit, the fastest or cheapest first, and the number of other candidates by reason."""
 
     fitting: tuple[Candidate, ...]
     searched: int
@@ -69,7 +69,7 @@ Goal = Literal["step", "token"]
 
 
 def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
-    """Search for the fastest step on the plan's GPUs, or the cheapest token on these or fewer."""
+    """Search for layouts with the fastest step on the plan's GPUs, or the cheapest tokens on as many or fewer GPUs."""
     if goal == "step":
         return search(plan, predicted, constraints)
     searches = [search(each, predicted, constraints) for each in at_fewer_gpus(plan)]
@@ -105,7 +105,7 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 
 def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Constraints) -> tuple[Candidate, int]:
-    """Return the fastest of a layout's ways that fits, and the number of ways tried. One of the last two must fit.
+    """Return the fastest of a layout's plans that fits, and the number of plans tried. One of the last two must fit.
     Gradients are reduced more often only if the layout does not fit otherwise, because that is never faster."""
     once = [way for way in ways if way.parallelism.gradient_sync == "step"]
     frequent = {way.recompute: way for way in ways if way.parallelism.gradient_sync == "micro-batch"} if once else {}
@@ -122,7 +122,7 @@ def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Cons
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
     """Add the recipe, if it fits and satisfies the constraints, and remove slower candidates with its layout. Return
-    ``found`` unchanged if a candidate with this layout is as fast, or if another layout has fewer or more GPUs."""
+    ``found`` unchanged if a candidate with this layout is not slower, or if another has a different number of GPUs."""
     if isinstance(own, Missing) or not own.memory.fits or not _satisfies(own.plan, constraints):
         return found
     layout = own.plan.recipe.layout
@@ -149,7 +149,7 @@ def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
 
 
 def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Candidate | Missing:
-    """Predict the recipe as published, even if it does not fit; Missing with the reason if it cannot be trained."""
+    """Predict the recipe with its own layout, without recompute, even if it does not fit; Missing if it is invalid."""
     own = choices.model_copy(update={"recompute": "none", "parallelism": Parallelism()})
     if problems := check_layout(recipe.model, recipe.layout) or [*own.parallelism.problems(recipe.layout)]:
         return Missing("; ".join(problems))
@@ -207,7 +207,7 @@ def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dic
 
 def _splits(layers: int, pp: int, constraints: Constraints, *, uneven: bool) -> Iterator[dict[str, Any]]:
     """Yield virtual stages that divide the layers. The first and the last stage may have one layer less, for the
-    embedding and the loss, or the number that the constraints set. ``uneven``: stages may have unequal layers."""
+    embedding and the loss, or as many as the constraints set. ``uneven``: the numbers of layers may differ."""
     ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
     has_own = any(name in constraints for name in ENDS)
     if pp == 1 or has_own or layers % pp == 0 or (uneven and pp <= layers):
@@ -262,8 +262,8 @@ MOST_TP = 8
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Options with which a run fits, the memory of its fullest rank, and the cost of the options in words and, unless
-    None, in percent of the predicted step."""
+    """Options with which a run fits, the memory of its fullest rank, and the cost of the options: in words and, if it
+    can be predicted, in percent of the step."""
 
     options: str
     needed_gib: float
@@ -351,7 +351,7 @@ def _recomputed(mode: Recompute, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
-    """Increase sharding; return None if it is at its maximum, or if no other rank has the parameters."""
+    """Increase sharding; return None if the plan already shards as much, or if no other rank has the parameters."""
     now, layout = plan.parallelism.dp_sharding, plan.recipe.layout
     if now == "full" or now == sharding or max(layout.dp * layout.cp, layout.edp) == 1:
         return None
@@ -359,14 +359,14 @@ def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _synced(plan: EnginePlan) -> EnginePlan | None:
-    """Reduce gradients after each micro-batch; return None if there is only one, or if gradients are not sharded."""
+    """Reduce gradients after each micro-batch; return None if there is only one, or if parameters are not sharded."""
     if not plan.compute_path.shards_parameters or plan.recipe.layout.ga == 1:
         return None
     return _changed(plan, parallelism=plan.parallelism.model_copy(update={"gradient_sync": "micro-batch"}))
 
 
 def _laid_out(name: str, size: int, plan: EnginePlan) -> EnginePlan | None:
-    """Change a size; return None if the layout is then invalid for the same GPUs and batch."""
+    """Change a size; return None if the layout is then invalid for these GPUs and batch, or if TP would span nodes."""
     layout = plan.recipe.layout.model_copy(update={name: size})
     if layout.tp > max(MOST_TP, plan.recipe.layout.tp) or check_layout(plan.recipe.model, layout):
         return None

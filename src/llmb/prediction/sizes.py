@@ -18,7 +18,7 @@ BF16, FP32 = 2, 4
 
 
 class Product(NamedTuple):
-    """[rows, inner] times [inner, columns], as in a forward pass; ``together``: number of such products in one call."""
+    """A forward product, [rows, inner] times [inner, columns]; ``together``: number of such products in one call."""
 
     name: str
     rows: int
@@ -57,7 +57,7 @@ def block_products(
 
 
 def latent_features(model: Model) -> int:
-    """Return the features of the latent vectors of a token, which every rank has; 0 without latent attention."""
+    """Return the number of features of a token's latent vectors, all on every rank; 0 without latent attention."""
     latent = model.latent_attention
     return latent.query_rank + latent.key_value_rank + model.head_dim - latent.nope_head_dim if latent else 0
 
@@ -82,9 +82,9 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 
 
 class Sizes:
-    """Sizes on one rank. tokens: tokens of a micro-batch. between: tokens between layers: all, or with sequence
-    parallelism ``shard``. query, key, value: features of all heads. attended: features of attention's output. Biases
-    and parameters with a single value per head are not counted."""
+    """Sizes on one rank. tokens: tokens of a micro-batch; shard: ``tokens`` / TP; between: tokens between layers,
+    ``shard`` with sequence parallelism, else all. query, key, value: features of all heads; attended: of attention's
+    output. Biases and parameters with a single value per head are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
@@ -203,7 +203,7 @@ class Sizes:
         return saved
 
     def _selected_heads(self, *, joined: bool) -> int:
-        """Return how many more features of heads ``selective`` saves; negative if it saves fewer. The output of a
+        """Return how many more features of heads the recompute ``selective`` saves; negative if fewer. The output of a
         ``joined`` product of query, key and value is saved whole, because the value is a view of it."""
         normed, gathers = self.model.qk_norm is not None, self.layout.cp > 1
         if not joined:
@@ -232,7 +232,7 @@ class Sizes:
         return rows // self.layout.etp + (rows if self.layout.etp > 1 else 0)
 
     def _saved_inside(self, features: int, rows: int, fp8: bool, trained: bool) -> int:
-        """Return the bytes of the activation's input, and of its output, the input of the next product."""
+        """Return the bytes that a feed-forward layer saves of its activation function's input and output."""
         computed = (1 if fp8 else BF16) if trained else 0
         again = 0 if self.plan.recompute == "selective" and not fp8 else computed
         return rows * features * (BF16 * self.products + again)
@@ -255,7 +255,7 @@ class Sizes:
         return again + max(gradient + 2 * whole, of_matrices + BF16 * self.hidden * self.shard)
 
     def _working_of_experts(self, layer: int, moe: MixtureOfExperts) -> int:
-        """Return the bytes that the backward pass of experts needs, with recomputed activations."""
+        """Return the bytes that the backward pass of experts needs, including recomputed activations."""
         rows = self.expert_rows()
         inner, row = rows * moe.ffn_hidden_size, BF16 * self.hidden * rows
         fp8, third = self.computes_fp8(layer), BF16 * self.expert_matrices() // 3 * (self.plan.lora is None)
@@ -316,7 +316,7 @@ class Sizes:
         return self.is_shared and self.plan.parallelism.dp_sharding == "full"
 
     def head(self) -> int:
-        """Return the bytes at the end of the loss: input and its gradient, logits, and the gradient of the head."""
+        """Return the bytes at the end of the loss: the head's input and its gradient, logits, and weight gradients."""
         logits = self.tokens * self.vocabulary
         trained = BF16 * self.vocabulary * self.hidden if self.plan.lora is None else 0
         of_logits = BF16 * logits if self.plan.keep_logits else FP32 * logits // 16
@@ -329,9 +329,9 @@ GATHERED = 3
 
 
 class PeakMoment(NamedTuple):
-    """The state of a rank just before or just after the end of a pass.
+    """The state of a pipeline rank just before or just after the end of a pass.
 
-    held: micro-batches that each of its stages holds. begun: stages that have gradients. gathered: the number of stages
+    held: number of micro-batches in each of its stages. begun: stages that have gradients. gathered: number of stages
     with full parameters, if parameters are sharded. passes: a backward pass still runs, and its memory comes on top.
     ends: this pass is of the last stage. adds: gradients were just computed that will be accumulated or reduced.
     """
@@ -353,8 +353,8 @@ def together_in_turn(layout: Layout) -> int:
 
 
 def moments(layout: Layout, pp_rank: int, *, syncs: bool = False) -> tuple[PeakMoment, ...]:
-    """Return the moments at which a rank may peak, until its pipeline reaches its steady state, and at its end. With
-    ``syncs``, each backward pass reduces its gradients.
+    """Return the moments at which a rank's memory may peak: until the pipeline reaches its steady state, and at the
+    end. With ``syncs``, each backward pass reduces its gradients.
 
     The schedules are 1F1B and interleaved 1F1B (Narayanan et al., 2021), as implemented in torch.
     """

@@ -46,7 +46,7 @@ class StepCache:
 
 
 class PipelineTime(NamedTuple):
-    """The first rank of each kind with its work per micro-batch, and the bubble of a step."""
+    """The first pipeline rank of each kind with its work per micro-batch, and the bubble of a step."""
 
     ranks: tuple[tuple[int, Amount], ...]
     bubble: Amount
@@ -129,7 +129,7 @@ class NominalStep:
 
 
 def priced(amount: Mapping[str, float], rates: Rates) -> float:
-    """Return the seconds of an amount at real rates."""
+    """Return the seconds of an amount at ``rates``."""
     seconds = 0.0
     for name, each in amount.items():
         seconds += each * rates[name]
@@ -156,7 +156,7 @@ def nominal_step(
     machine: MeasuredMachine | None = None,
     joined: Container[str] = (),
 ) -> NominalStep:
-    """Return the step at nominal rates; ``rates`` decide which rank is the slowest, and how much its work hides.
+    """Return the step at nominal rates; ``rates`` decide which rank is the slowest, and which messages its work hides.
 
     cache: shared by many plans for one machine. joined: groups of ranks that are assumed to be in one NVLink domain.
     Raises UsageError if ``why_not_predicted`` gives a reason.
@@ -334,7 +334,7 @@ class _Step:
         return found
 
     def _delays(self, name: str, messages: Sequence[Messages], hides: float) -> Amount:
-        """Return the delay by messages of a group that at most ``hides`` seconds of work can hide.
+        """Return the delay caused by a group's messages, of which work hides at most ``hides`` seconds.
 
         Hidden messages also delay a rank by a fraction of their time, because they take SMs, and split products fill
         tiles and waves worse. Messages with ``beside`` have no such cost.
@@ -356,7 +356,7 @@ class _Step:
         busy["bf16"] -= min(self.layout.ga * each, bubble_s / self.rates["bf16"])
 
     def _waits(self, busy_s: float) -> Amount:
-        """Return the waits for slower ranks, in proportion to the work before them, because its time varies."""
+        """Return the time spent waiting for slower ranks, proportional to the work and to the doublings of nodes."""
         doublings = max(0.0, log2(self.layout.gpus / self.gpu.gpus_per_node))
         return {"wait_fp8" if self.casts else "wait": doublings * busy_s} if doublings else {}
 

@@ -32,7 +32,7 @@ def calibrate_with_trace(
     gpu: Gpu,
     usual: Calibration,
 ) -> Calibration:
-    """Return ``usual`` with factors that replace terms by the kernels of the slowest rank in a typical step.
+    """Return ``usual`` with factors that replace terms by the times of the slowest rank's kernels in a typical step.
 
     recorded: the plan of the traced run, if known. Messages count only while no computation hides them, and include
     waits for other ranks. Terms without kernels in the trace stay as predicted. Raises UsageError if the trace is known

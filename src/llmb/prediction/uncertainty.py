@@ -37,7 +37,7 @@ def error_sources(prediction: Prediction) -> list[ErrorSource]:
     """Return the sources of a prediction's interval, whose shares sum to 1; the largest first.
 
     The error of a prediction's case was measured on held-out steps, and includes the uncertainty of fitted rates.
-    This part is attributed to terms; the rest of the case's error has no single cause. A calibration replaces the case.
+    This part is attributed to terms, unless the prediction is calibrated; the rest of the error has no single cause.
     """
     case, *aspects = prediction.errors.values()
     named = {REST: case, **{each.text: each for each in aspects}}

@@ -374,7 +374,7 @@ class RankWork:
         return dense, sum(count for kind, count in kinds if kind.experts) * sizes.expert_matrices()
 
     def of_step(self, rank: int) -> Iterator[Messages]:
-        """Yield the messages of a step in which a pipeline rank reduces gradients and gathers parameters."""
+        """Yield the messages with which a pipeline rank reduces gradients and gathers parameters in a step."""
         layout, lora = self.layout, self.plan.lora is not None
         size_of_gradient = FP32 if self.plan.recipe.training.grad_reduce_dtype == "fp32" else BF16
         replicas = self.plan.parallelism.replicas(layout)

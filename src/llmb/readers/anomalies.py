@@ -46,7 +46,7 @@ LONG_HISTORY = 20
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A step that is slower or, with an excess below 0, faster than its neighbors."""
+    """A step that is much slower or, with an excess below 0, much faster than its neighbors."""
 
     step: int
     step_time_s: float
@@ -69,7 +69,7 @@ class Anomalies:
 def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     """Find outliers, drift and periodic stalls. ``step_times_s`` are the finite times of successive steps without
     warm-up, numbered from ``first_step``. An outlier is farther from the running median than five times the spread of
-    all steps on its side (from the median absolute deviation). The drift is the least-squares slope without outliers;
+    the steps on the same side (by median absolute deviation). The drift is the least-squares slope without outliers;
     its interval allows for autocorrelation. With fewer than 10 steps, all anomalies are unknown.
     """
     if len(step_times_s) < FEWEST_STEPS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run in the form that every command uses, whichever program trained it. Pure.
+"""A run in the form in which commands analyze it, whichever program trained it. Pure.
 
 It is made from a run's folder (``recorded_run``), from a log (``logged_run``), or from a comparison of engines.
 """
@@ -82,7 +82,7 @@ class AnalyzedRun:
 
     @property
     def counted_as(self) -> str:
-        """Key that is equal for entries that count as one run."""
+        """Key that is equal for copies of the same run, which count once."""
         return self.source or str(self.path.absolute())
 
     @property
@@ -183,7 +183,7 @@ class AnalyzedRun:
 
 
 def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded") -> dict[str, Any]:
-    """Return the fields that a log provides, except the reason of a success, which only lists steps."""
+    """Return the fields of ``AnalyzedRun`` that a log provides; ``reason`` is None for a success."""
     outcome = log.outcome
     return {
         "log": log,
@@ -197,7 +197,7 @@ def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded"
 
 
 def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
-    """Return whether any run has no record but a GPU type, so that the catalogue may contain its recipe."""
+    """Return whether any run has a GPU type but no record, so that its recipe may have to be found in the catalogue."""
     return any(run.record is None and run.text("gpu_type") for run in runs)
 
 

@@ -89,7 +89,7 @@ class CheckpointReport:
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """Report on a run's checkpoints, or return Missing if a file is unreadable; None without loads and saves."""
+    """Report on a run's checkpoints; return Missing if a file is unreadable, None if nothing is loaded or saved."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     return read_or_missing("the times of checkpoints", lambda: _report(folder, plan, steps))
@@ -124,7 +124,7 @@ def loads_weights(plan: Plan) -> bool:
 
 
 def check_weights(plan: Plan) -> None:
-    """Raise UsageError if the weights that ``plan`` starts with are missing or incomplete, or do not fit the run."""
+    """Raise UsageError if initial weights, or those below resumed adapters, are unreadable or do not fit the run."""
     if plan.weights is not None and loads_weights(plan):
         checkpoint = read_checkpoint(Path(plan.weights.path))
         if problems := list(weights_problems(plan, checkpoint.record)):

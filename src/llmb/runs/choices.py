@@ -64,8 +64,8 @@ class Parallelism(Record):
         return self.dp_sharding in ("optimizer", "none")
 
     def replicas(self, layout: Layout) -> Replicas:
-        """Return the replicas among the DP x CP ranks (dense) and among the EDP ranks (experts). With a shard size both
-        numbers are equal, because neighboring ranks hold one replica, as in Megatron-LM.
+        """Return the numbers of replicas among the DP x CP ranks (dense) and the EDP ranks (experts). With a shard size
+        they are equal, because neighboring ranks hold one replica, as in Megatron-LM.
         """
         replicas = layout.dp * layout.cp
         if self.dp_sharding == "none":

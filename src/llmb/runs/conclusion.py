@@ -221,8 +221,8 @@ def _device_memory(evidence: RunEvidence) -> DeviceMemory | Missing:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """Report the events on nodes; Missing if no samples are usable. ``nodes`` and ``count`` as for
-    ``find_events``.
+    """Report the rises of counters and the kernel messages on a run's nodes; Missing if no samples are usable.
+    ``nodes`` and ``count`` are as for ``find_events``.
     """
     if isinstance(samples, Missing):
         return samples
@@ -381,7 +381,7 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
-    """Describe the first error in ``numbers``: the numbers of all steps, with another number on either side."""
+    """Describe the first gap or repetition in ``numbers``: all steps, between the steps before and after the run."""
     for before, number in pairwise(numbers):
         if number != before + 1:
             repeated = "was written twice" if number == before else f"is written after step {before}"

@@ -254,7 +254,7 @@ def settings_of_run(record: RunRecord) -> NodesSettings | Missing:
 
 
 def find_drift(before: NodesSettings, now: NodesSettings) -> tuple[Drift, ...]:
-    """Return changed settings, important ones first. A new node is compared with the usual values ``before``."""
+    """Return changed settings, important ones first. A new node is compared with the usual values in ``before``."""
     changes = (one for node in now.nodes for one in _of_node(node, before.of_node(node), now.of_node(node)))
     return tuple(sorted(changes, key=lambda one: (not one.important, one.key, str(one.after), str(one.before))))
 

@@ -142,7 +142,7 @@ class RunFolder:
         return self.resources / f"{node}.jsonl"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
-        """Return the folder of checkpoints: in this folder, or with the run's name in the plan's directory."""
+        """Return the folder of checkpoints: in this folder or, if the plan sets another, there, with the run's name."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 

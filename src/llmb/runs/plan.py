@@ -356,7 +356,7 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 
 def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
-    """Return the chosen kind of document lengths; None for the resumed training's or the recipe's."""
+    """Return the chosen kind of document lengths; None to keep that of the resumed training or the recipe."""
     if choices.document_tokens is not None:
         return "uniform"
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None

@@ -97,7 +97,7 @@ class Profiling(Record):
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Profile | None:
         """Return the resolved options; None if the run is not profiled. By default, the document's steps are profiled
-        if the run has them, or else the last tenth of the steps. Call this only if ``problems`` yields none.
+        if the run has them, or else the last tenth of the steps. Call this only if there are no ``problems``.
         """
         if not self.profile:
             return None
@@ -126,7 +126,7 @@ class Profiling(Record):
     def problems(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Iterator[str]:
-        """Yield reasons why a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks cannot be profiled so."""
+        """Yield reasons why these options do not fit a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks."""
         if self.nccl_trace and self.profile:
             yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
         if self.nccl_trace and device == "cpu":

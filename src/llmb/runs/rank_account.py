@@ -101,7 +101,7 @@ class MemoryUse(Record):
 
 
 def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
-    """Return the plan, with tokens routed evenly if experts have no capacity, and the assumptions about the data."""
+    """Return the plan, with tokens routed evenly unless experts have a capacity, and the assumptions about the data."""
     assumptions = []
     changes: dict[str, object] = {}
     if plan.recipe.packing is not None:
@@ -113,7 +113,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 
 
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
-    """Return ``rank`` if it is set, one rank of every stage if ``all_stages``, or else the ranks that may be fullest.
+    """Return ``rank`` if set, one rank of every stage if ``all_stages``, or else the ranks that may need most memory.
 
     Raise UsageError if both are requested, or if the layout has no such rank.
     """
@@ -132,9 +132,9 @@ def stage_ranks(layout: Layout) -> list[int]:
 
 
 def fullest_ranks(layout: Layout) -> list[int]:
-    """Return the ranks of ``stage_ranks`` that may be the fullest.
+    """Return the ranks of ``stage_ranks`` that may need the most memory.
 
-    The earlier a stage, the more micro-batches it holds: a later stage can only be fuller if it has more layers, or
+    The earlier a stage, the more micro-batches it holds: a later stage can only need more if it has more layers, or
     computes the loss.
     """
     layers = stage_layers(layout)

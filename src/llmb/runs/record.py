@@ -313,7 +313,7 @@ def read_job(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
-    """Read a run's job; None also if it is unreadable, because then only the run's campaign is unknown."""
+    """Read a run's job; None if there is none, or if it is unreadable, because only the campaign is then unknown."""
     try:
         return read_job(folder)
     except (OSError, BrokenRecord):
@@ -321,7 +321,7 @@ def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
-    """Read the end of a job, None if the batch script recorded none; raise BrokenRecord or OSError if unreadable."""
+    """Read the end of a job; None if the batch script recorded none. Raise BrokenRecord or OSError if unreadable."""
     return read_stored(folder.job_end, JobEnd) if folder.job_end.exists() else None
 
 

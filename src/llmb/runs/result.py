@@ -42,7 +42,7 @@ Faults = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LayerLoad:
-    """The balance of a layer with experts, means over the steps of the window. ``layer``: among all layers, from 0."""
+    """The balance of a layer with experts: means over the window's steps. ``layer``: its index among all, from 0."""
 
     layer: int
     max_over_mean: float
@@ -145,7 +145,7 @@ class Condition(Record):
 
 
 class Verdict(Record):
-    """A verdict on one or several runs. The keys are a contract."""
+    """A verdict on one or several runs. The keys are part of the public interface."""
 
     verdict: VerdictName
     soft: bool
@@ -179,7 +179,7 @@ def worst(verdicts: Iterable[Verdict]) -> VerdictName:
 
 
 class Result(ReasonedRecord):
-    """Status, reason and measurements of a run; unavailable values are None. The keys are a contract."""
+    """Status, reason and measurements of a run; unavailable values are None. The keys are a public interface."""
 
     status: Status
     reason: str | None

@@ -163,7 +163,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Parse each line with ``read``; omit an invalid last line. Raise BrokenRecord if any other line is invalid."""
+    """Parse each line of a file, if it exists; omit an invalid last line. Raise BrokenRecord if another is invalid."""
     if not path.exists():
         return []
     records: list[Line] = []
@@ -192,7 +192,7 @@ class StepNews(NamedTuple):
 
 
 class StepFollower:
-    """Reads the complete lines that were added to ``metrics.jsonl`` since the last call.
+    """Reads the complete lines that were added to ``metrics.jsonl`` since the last call of ``new``.
 
     A restarted run replaces the file by a file of the steps that it keeps, which are then read again.
     """

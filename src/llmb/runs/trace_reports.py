@@ -49,7 +49,7 @@ GPU_METRICS = "--gpu-metrics-devices=cuda-visible"
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """A run's profile; ``breakdown`` is from the first profiled rank, for the step with the median duration."""
+    """A run's profile; ``breakdown`` is of the step with the median duration on the first rank with a profile."""
 
     profiler: str
     files: tuple[str, ...]

@@ -123,7 +123,7 @@ time), the pattern, and the evidence."""
 
 
 def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
-    """Return "profiled" or "traced" if a profiler or NCCL's trace slowed down a run, with the evidence from its log."""
+    """Return "profiled" or "traced", with evidence, if a profiler or NCCL's trace slowed down the run; else None."""
     parts = (head,) if head.endswith(tail) else (head, tail)  # the head of a short log contains the tail
     for status, marks, sign, text in _SIGNS:
         for part in parts:

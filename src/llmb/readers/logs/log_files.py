@@ -180,7 +180,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
-    """Parse a log. With the default rule, a reference document's log is read with the document's window."""
+    """Parse a log. With the default rule, the log of a reference recipe is read with its document's window."""
     document = document_of_log(path) if rule == DEFAULT_RULE else None
     documented = document.window if document else None
     try:

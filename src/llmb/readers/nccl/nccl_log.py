@@ -320,7 +320,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield chunks of complete lines. Raise UsageError if the file cannot be read."""
+    """Yield a file in chunks of complete lines. Raise UsageError if it cannot be read."""
     with open_file(path) as stream:
         try:
             yield from (text for _, text in whole_lines(stream))

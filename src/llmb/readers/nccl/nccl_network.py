@@ -86,7 +86,7 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class NetworkFacts:
-    """The network facts in one or several NCCL logs; None if they are not in the logs."""
+    """The network facts in one or several NCCL logs; facts that the logs do not contain are None."""
 
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
@@ -420,7 +420,7 @@ def _node(node: NodeFacts, facts: NetworkFacts, *, whole: bool) -> NodesNetwork:
 
 
 def _busy(node: NodeFacts) -> tuple[str, ...] | None:
-    """Return the devices that channels use; None if there is no channel, or if the log does not name a device."""
+    """Return the devices that channels use; None without channels, or if the log does not name a channel's device."""
     devices = [node.names_of(name, index) for name, index in sorted(node.channels)]
     return tuple(dict.fromkeys(one for names in devices for one in names)) if devices and all(devices) else None
 

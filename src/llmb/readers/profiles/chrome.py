@@ -146,7 +146,7 @@ _OPTIMIZER = "Optimizer.step#"
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Return the rank in a file name; None if it contains none."""
+    """Return the rank in a file name; None if the name contains none."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1] or match[2]) if match else None
 
@@ -259,7 +259,7 @@ class _Collected:
         return label._replace(kind=kind or label.kind, group=None if group is None else self._group(str(group)))
 
     def _group(self, name: str) -> str:
-        """Return ``name``, or a common name beyond a limit: every step examines all groups, so there must be few."""
+        """Return ``name`` or, beyond a limit, one name for all other groups: each step examines every group."""
         if len(self.groups) < MOST_GROUPS:
             self.groups.add(name)
         return name if name in self.groups else MORE_GROUPS

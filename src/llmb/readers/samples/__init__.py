@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power, clocks, temperature and memory of GPUs and hosts, sampled during a run."""
+"""Samples of a run's nodes and GPUs, such as power and memory; also their settings, error counters and other work."""

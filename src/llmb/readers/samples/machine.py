@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """Report the events of a run. ``nodes``: its nodes, if known; ``count``: the least number of its nodes."""
+    """Report rises of counters and kernel messages. ``nodes``: of the run, if known; ``count``: their least number."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):
@@ -199,7 +199,7 @@ def _events(one: Sampled, *, between_nodes: bool) -> Iterator[MachineEvent]:
 
 
 def _rises(node: str, before: CounterReading, after: CounterReading) -> Iterator[tuple[MachineEvent, CounterRule]]:
-    """Yield an event for each counter that rose too far, with its rule; ignore areas that ``before`` lacks."""
+    """Yield an event for each counter that rose too much, with its rule; ignore areas that ``before`` lacks."""
     seconds = after.read_at_s - before.read_at_s
     rises = {
         key: value - before.counters.get(key, 0)

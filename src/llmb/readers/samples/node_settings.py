@@ -49,7 +49,7 @@ class NodesSettings(Record):
     """The reason why a node has no settings at all, by node; such nodes are not in ``nodes``."""
 
     def of_node(self, node: str) -> dict[str, str]:
-        """Return the settings of a node, the usual ones for an unknown node."""
+        """Return the settings of a node; for an unknown node, the usual settings."""
         values = {**self.usual, **self.unlike.get(node, {})}
         return {key: value for key, value in values.items() if value is not None}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds other work on the nodes of a run, from its samples. Pure except for its data file. Unlike the use of resources
-(``samples.summarize``), it covers the time between the samples around the window, which may be too short to contain a
-sample.
+(``samples.summarize``), other work is sought in the time between the samples around the window, because the window may
+be too short to contain a sample.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -411,7 +411,7 @@ def summarize_gpu(
 
 
 def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """Return the mean shares of several GPUs, the most frequent reason first; None if no GPU reported them."""
+    """Return the mean over GPUs of the shares by reason, the most frequent reason first; None if no GPU reports any."""
     totals: Counter[str] = Counter()
     for one in shares:
         totals.update(one)
@@ -419,7 +419,7 @@ def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
 
 
 def points(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> list[Point]:
-    """Return the values that are not None, each with its time."""
+    """Return the values of samples that are not None, each with the time of its sample."""
     return [(sample.time_s, number) for sample in samples if (number := value(sample)) is not None]
 
 

@@ -44,7 +44,7 @@ SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a folder in messages; ``checkpoints`` are llmb's checkpoints nearby, which may be meant."""
+    """A folder's description in messages; ``checkpoints`` are llmb's checkpoints nearby, one of which may be meant."""
 
     what: str
     checkpoints: tuple[str, ...] = ()

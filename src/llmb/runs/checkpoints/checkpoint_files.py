@@ -133,7 +133,7 @@ def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
 def damaged_files(
     folder: Path, checksums: Mapping[str, str], *, threads: int, on_block: OnBlock = lambda: None
 ) -> Iterator[str]:
-    """Describe each file that cannot be read, or with a checksum other than in ``checksums``."""
+    """Describe each file that cannot be read, or has a checksum other than that in ``checksums``."""
 
     def damage(item: tuple[str, str]) -> str | None:
         name, expected = item

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of the program that converts weights: it reads one JSON document, and writes one per line."""
+"""The protocol of the program that converts weights: it reads one JSON document, and writes others, one per line."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -91,7 +91,7 @@ def synthetic_text(training: Training) -> str:
 
 
 class OriginHere(Record):
-    """The origin that a run without options would have on this machine, and why it would be rejected, if so."""
+    """The origin of a run without options on this machine, and the reason if such a run would be rejected."""
 
     origin: Origin
     problem: str | None = None

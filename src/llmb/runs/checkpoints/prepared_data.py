@@ -4,7 +4,7 @@
 A packed dataset has documents of tokens, combined into packs of at most ``seq_len`` places. Its folder holds
 ``dataset.json``, written last, and arrays that are mapped into memory, never read as a whole:
 
-- ``tokens.npy``: uint32 [tokens], all documents in sequence, those of a pack adjacent.
+- ``tokens.npy``: uint32 [tokens], all documents in sequence; the documents of a pack are adjacent.
 - ``answers.npy``: bool [tokens], True for the tokens that the loss counts.
 - ``documents.npy``: int64 [documents + 1], the first token of each document, and the end of the last.
 - ``packs.npy``: int64 [packs + 1], the first document of each pack, and the end of the last.
@@ -57,11 +57,11 @@ class PreparedFolders:
         return self.datasets / name
 
     def packed(self, dataset: str, tokenizer: str, split: str, seq_len: int) -> Path:
-        """Return the folder of a packed dataset. ``tokenizer`` is ``ORG/NAME`` or a name."""
+        """Return the folder of a packed dataset. ``tokenizer`` is ``ORG/NAME`` or ``NAME``."""
         return self.dataset(dataset) / "packed" / tokenizer.replace("/", "--") / f"{split}_{seq_len}"
 
     def model(self, name: str) -> Path:
-        """Return the folder of a checkpoint of llmb. ``name`` is ``ORG/NAME`` or a name."""
+        """Return the folder of a checkpoint of llmb. ``name`` is ``ORG/NAME`` or ``NAME``."""
         return self.models / name
 
 
@@ -150,7 +150,7 @@ class PackedArrays:
 
 
 def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Describe each file that is missing, or with a size other than in ``sizes`` (bytes)."""
+    """Describe each file that is missing, or has a size other than that in ``sizes`` (bytes)."""
     for name, size in sizes.items():
         actual = (folder / name).stat().st_size if (folder / name).is_file() else None
         if actual != size:

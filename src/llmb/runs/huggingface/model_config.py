@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a model's ``config.json``, and finds how another ``config.json`` differs. Pure."""
+"""Builds the content of a model's ``config.json``, and finds how another ``config.json`` differs. Pure."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -100,7 +100,7 @@ def unknown_keys(model: Model, config: Config) -> Iterator[str]:
 
 
 def unknown_to(form: WeightsFormat, config: Config) -> Iterator[str]:
-    """Yield keys that a format does not have, with their values."""
+    """Yield keys that a format does not have, and settings that differ from their only valid value, with values."""
     common = {key for ignored in common_settings().ignored for key in ignored.keys}
     keys = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.renamed, *form.compared, *form.unused}
     keys |= set(LAYER_LISTS) if form.lists_layers else {"sliding_window"} if form.every_window else set()
@@ -149,7 +149,7 @@ def _rope_scaling(model: Model) -> dict[str, Any] | None:
 
 
 def _setting(value: object) -> object:
-    """Write values as published configurations do: 8192, not 8192.0, and True for a norm of each head."""
+    """Return a value as in published configurations: 8192, not 8192.0, and True for a norm of each head."""
     if value == "rmsnorm":
         return True
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -110,7 +110,7 @@ def format_of(model: Model) -> WeightsFormat:
 
 
 def obstacles(model: Model, form: WeightsFormat) -> Iterator[str]:
-    """Yield why ``form`` cannot express ``model``: differing parts, and non-default fields that it ignores."""
+    """Yield why ``form`` cannot express ``model``: different or missing parts, and other non-default fields."""
     yield from part_differences(model, form.parts)
     named = (*form.parts, *form.equal, *form.settings.values())
     names = {*IN_EVERY_FORM, *(name.partition(".")[0] for name in named)} - {"other_parts"}
@@ -169,7 +169,7 @@ def hugging_face_name(name: str, form: WeightsFormat) -> str:
 
 
 def hugging_face_shape(name: str, shape: Shape) -> Shape:
-    """Return the shape with gate and up of stacked experts in one dimension, gate first: [experts, hidden, 2 x ffn]."""
+    """Return ``shape``, but gate and up of stacked experts as one dimension, gate first: [experts, hidden, 2 x ffn]."""
     if name.endswith(".experts.gate_up_proj"):
         return (*shape[:-2], shape[-2] * shape[-1])
     return shape

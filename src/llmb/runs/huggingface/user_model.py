@@ -221,7 +221,7 @@ def _invalid(error: ValidationError, keys: Mapping[str, str], values: Config, fo
 
 
 def _differences(model: Model, values: Config, form: WeightsFormat) -> Iterator[str]:
-    """Yield settings with values other than llmb would write for the model."""
+    """Yield settings that differ from those that llmb would write for the model."""
     read = {*ROTARY, *form.sums, "layer_types" if form.every_window else ""}
     for name, shown, expected in setting_differences(model, values, form):
         if name not in read and shown != "None":
