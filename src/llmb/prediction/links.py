@@ -19,7 +19,7 @@ distributed_data_parallel.py, bucket_size)."""
 class Links:
     """The links between the ranks of a layout. nvlink_share, network_share: attained fractions of nominal bandwidth.
     measured: bytes per second within an NVLink domain by kind of message, which replace the attained NVLink rate.
-    joined: groups that are assumed to be in one NVLink domain. exchanges: as in ``MeasuredMachine``."""
+    joined: groups assumed to be in one NVLink domain. exchanges: measured all-to-alls, as in ``MeasuredMachine``."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Links:
         return message.number * (latency + volume * (ranks - 1) / ranks / link)
 
     def bucket_latency(self, message: Messages, elements: int) -> float:
-        """Return the seconds of network hops of all buckets except the first, which ``travel`` includes."""
+        """Return the seconds of the buckets' network hops, except the first bucket's, which ``travel`` includes."""
         ranks, within = self.groups[message.group]
         buckets = max(1.0, elements / max(BUCKET, BUCKET_OF_REPLICA * ranks))
         return (buckets - 1) * (-(-ranks // within) - 1) * NETWORK_HOP_S

@@ -216,12 +216,12 @@ class _Rank:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes per gradient element: 4 if gradients are reduced in fp32, and accumulated or copied to a bucket."""
+        """Bytes per gradient element: 4 if gradients are reduced in fp32 and are summed or copied to a bucket, else 2."""
         several = self.layout.ga > 1 or (self.exchanges and self.sharding != "full")
         return FP32 if self.exact and several else BF16
 
     def holds(self) -> list[int]:
-        """Return the bytes that a micro-batch holds in each stage between its passes."""
+        """Return the bytes that a micro-batch holds in each stage between its forward and its backward pass."""
         output = BF16 * self.sizes.hidden * self.sizes.shard * (self.layout.pp > 1)
         return [self.summed(self.sizes.saved_bytes, stage) + output for stage in self.stages]
 
@@ -292,7 +292,7 @@ class _Rank:
     def begun_gradients(self, begun: Sequence[bool]) -> int:
         """Return the bytes of gradients in all stages that have gradients, according to ``begun``.
 
-        If gradients are sharded and all micro-batches of a stage run in a row, other stages have reduced theirs.
+        If gradients are sharded and all micro-batches of a stage run in a row, only the first of these is unreduced.
         """
         first = begun.index(True) if any(begun) else len(begun)
         if self.reduces_in_turn and first < len(begun):
@@ -468,7 +468,7 @@ class _Rank:
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Return the unsent gradients' bytes: ``sums`` less ``sent`` elements; if GA is 1, ``elements`` and the table."""
+        """Return the bytes of unsent gradients: ``sums`` less ``sent`` elements; for GA 1, ``elements`` and a table."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent
@@ -501,7 +501,7 @@ class _Rank:
         return max(at_end, first, key=_total)
 
     def at_update(self) -> dict[str, int]:
-        """Return the peak by owner while parameters are updated one by one: the kernel copies a gradient to fp32."""
+        """Return the peak by owner in the update, which copies a gradient at a time to fp32; empty if it copies none."""
         size = self.gradient_bytes if self.sharding == "none" else self.reduced_bytes
         if size == FP32 or self.sharding == "full" or self.plan.lora is not None:
             return {}

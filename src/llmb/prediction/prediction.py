@@ -68,7 +68,7 @@ class MeasuredStep:
 class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
-    software: the program with the overlap and fusion in ``rates``. factors: by predicted term; 1 for other terms.
+    software: the program whose overlap and fusion ``rates`` assume. factors: by predicted term; 1 for other terms.
     machine: measurements that refine the rates. error: ``node`` or ``recipe`` replaces the expected error of a
     prediction's case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: the uncertainty of fitted
     rates, one mapping per fit.
@@ -183,7 +183,7 @@ def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
 
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
-    """Return ``usual``, scaled by a measured step relative to its prediction; a rank alone scales only computation.
+    """Scale ``usual`` by a measured step relative to its prediction; a rank that ran alone scales only computation.
 
     Raises UsageError if the step was measured on another GPU type or in another dtype.
     """

@@ -143,7 +143,7 @@ def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Go
     """Return the goodput at the optimal checkpoint interval (Young, 1974; to first order, Daly, 2006).
 
     gpu_mtbf_h: mean time between failures of one GPU and the hardware around it. save_s: training time lost to a
-    checkpoint; restart_s: from a failure to the next step. A failure loses half an interval and a restart.
+    checkpoint; restart_s: time from a failure to the next step. A failure loses half an interval and a restart.
     """
     mean_s = gpu_mtbf_h * 3600 / gpus
     interval_s = sqrt(2 * save_s * mean_s)

@@ -206,7 +206,7 @@ def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dic
 
 
 def _splits(layers: int, pp: int, constraints: Constraints, *, uneven: bool) -> Iterator[dict[str, Any]]:
-    """Yield virtual stages that divide the layers. The first and the last stage may have one layer less, for the
+    """Yield numbers of virtual stages that divide the layers. The first and last stage may have one layer less, for the
     embedding and the loss, or as many as the constraints set. ``uneven``: the numbers of layers may differ."""
     ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
     has_own = any(name in constraints for name in ENDS)

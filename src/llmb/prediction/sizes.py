@@ -18,7 +18,7 @@ BF16, FP32 = 2, 4
 
 
 class Product(NamedTuple):
-    """A forward product, [rows, inner] times [inner, columns]; ``together``: number of such products in one call."""
+    """A matrix product [rows, inner] x [inner, columns] of a forward pass; ``together``: number of them in one call."""
 
     name: str
     rows: int
@@ -57,7 +57,7 @@ def block_products(
 
 
 def latent_features(model: Model) -> int:
-    """Return the number of features of a token's latent vectors, all on every rank; 0 without latent attention."""
+    """Return the number of features of a token's latent vectors, which are not sharded; 0 without latent attention."""
     latent = model.latent_attention
     return latent.query_rank + latent.key_value_rank + model.head_dim - latent.nope_head_dim if latent else 0
 
@@ -158,7 +158,7 @@ class Sizes:
         return lora.rank * (shared + sum(outputs[name] for name in names))
 
     def computes_fp8(self, layer: int) -> bool:
-        """Return whether a block computes in FP8; in the recipe ``current`` the first and the last do not."""
+        """Return whether a block computes in FP8; with the FP8 recipe ``current``, the first and last blocks do not."""
         return self.fp8 and not (self.plan.fp8_recipe == "current" and layer in (0, self.model.layers - 1))
 
     def saved_bytes(self, layer: int) -> int:

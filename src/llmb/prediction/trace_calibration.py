@@ -36,7 +36,7 @@ def calibrate_with_trace(
 
     recorded: the plan of the traced run, if known. Messages count only while no computation hides them, and include
     waits for other ranks. Terms without kernels in the trace stay as predicted. Raises UsageError if the trace is known
-    to be of another model, layout or GPU type.
+    to be of another model, layout or GPU type, or lacks usable kernels.
     """
     trace = max(traces.ranks, key=lambda one: one.typical.local_s)
     step, title = trace.typical, f"trace {trace.source}"
@@ -58,7 +58,7 @@ def calibrate_with_trace(
 
 
 def _measured(step: StepBreakdown, software: str) -> Iterator[tuple[str, set[str], float]]:
-    """Yield the name of each kind of kernels that the step has, the terms that these replace, and their seconds."""
+    """Yield, for each kind of kernel in the step, its name, the terms that its time replaces, and this time."""
     operators = step.other_s + step.memory_copy_s + step.unclassified_s
     parts = (
         ("GEMMs", GEMMS, step.matrix_product_s),

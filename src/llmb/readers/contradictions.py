@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds step times that the log's clock contradicts, and that are therefore invalid. Pure."""
+"""Finds step times that timestamps contradict, and that are therefore invalid. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -89,7 +89,7 @@ def try_backends(
     packed: bool = False,
     deterministic: bool = False,
 ) -> list[Trial]:
-    """Try the backends of ``choice``. ``attempt`` tries a backend and, if its last argument is True, times it, also
+    """Try the backends that ``choice`` allows. ``attempt`` tries one and, if its last argument is True, times it, also
     with repeated heads. ``auto`` times all fused backends of a GPU; on a CPU, or with deterministic algorithms, it only
     tries them until one works, because times vary.
     """

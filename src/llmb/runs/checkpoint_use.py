@@ -124,7 +124,7 @@ def loads_weights(plan: Plan) -> bool:
 
 
 def check_weights(plan: Plan) -> None:
-    """Raise UsageError if initial weights, or those below resumed adapters, are unreadable or do not fit the run."""
+    """Raise UsageError if initial weights, or the base of resumed adapters, are unreadable or do not fit the run."""
     if plan.weights is not None and loads_weights(plan):
         checkpoint = read_checkpoint(Path(plan.weights.path))
         if problems := list(weights_problems(plan, checkpoint.record)):

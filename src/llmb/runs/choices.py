@@ -75,8 +75,8 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """Return the options with ``dp_sharding`` set: by default as in the published run if it is known and no shard
-        size is set, otherwise ``full``; ``optimizer`` if no ranks hold the same parameters.
+        """Return the options with ``dp_sharding`` set: by default ``optimizer`` if no ranks hold the same parameters,
+        else the published run's value if that is known and no shard size is set, else ``full``.
         """
         shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
@@ -165,7 +165,7 @@ def logits_text(recipe: Recipe, *, kept: bool) -> str:
 
 
 class Choices(Record):
-    """The choices of a run; None means the recipe's value, or the value of the checkpoint that a run resumes from."""
+    """The choices of a run; None means the default, such as the recipe's value or that of the checkpoint to resume."""
 
     steps: Annotated[
         int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Concludes the result of a run from the files that it left: its status with a reason, contradictions between its
+"""Determines the result of a run from the files that it left: its status with a reason, contradictions between its
 record, environment and steps, the window of its statistics, and its measurements. Pure."""
 
 import math
@@ -468,7 +468,7 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Return the steady window of ``steps``, or None; it may include step numbers that ``steps`` lacks."""
+    """Return the steady window of ``steps``, or None without one; it may include step numbers that ``steps`` lacks."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None

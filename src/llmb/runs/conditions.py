@@ -119,7 +119,7 @@ def differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tupl
 
 
 def identity_of(record: RunRecord) -> RunIdentity:
-    """Return the identity from the record alone, regardless of the names of the run and its folder."""
+    """Return a run's identity from its record alone, regardless of the names of the run and its folder."""
     return identity_of_plan(record.plan, record.program, record.arguments)
 
 

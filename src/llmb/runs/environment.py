@@ -163,7 +163,7 @@ def command(fields: Iterable[str]) -> list[str]:
 
 
 def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
-    """Parse nvidia-smi's output for ``fields``; unsupported and unknown values are None, other lines are skipped."""
+    """Parse nvidia-smi's output for ``fields``, and skip other lines; unsupported and unknown values are None."""
     rows = [dict(zip(fields, values, strict=True)) for values in _rows(text) if len(values) == len(fields)]
     gpus = [row for row in rows if row["index"].isdecimal()]
     drivers = (_text(row["driver_version"]) for row in gpus)

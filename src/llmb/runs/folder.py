@@ -142,7 +142,7 @@ class RunFolder:
         return self.resources / f"{node}.jsonl"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
-        """Return the folder of checkpoints: in this folder or, if the plan sets another, there, with the run's name."""
+        """Return the folder of checkpoints: in this folder, or with the run's name in the plan's ``checkpoint_dir``."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 
@@ -278,7 +278,7 @@ BEFORE = ".before"
 
 
 def write_newest(path: Path, text: str) -> None:
-    """Write ``text``, and keep an existing file as the only older version. Raise NotWritable if that fails."""
+    """Write ``text`` to ``path``, and keep an existing file as the only older version. Raise NotWritable on failure."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():

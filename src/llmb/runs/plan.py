@@ -159,7 +159,7 @@ class Plan(Record):
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Return the origin of ``weights``, or else the origin recorded in the checkpoint ``start``, or else random."""
+    """Return the origin of ``weights``; without them, the origin that ``start`` records, or unknown; else random."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:

@@ -228,7 +228,7 @@ class Search:
             return None
 
     def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
-        """Return the weights of an imported checkpoint, or its adapters' base weights; None if there is a problem."""
+        """Return an imported checkpoint's weights, or its adapters' base; None if that is random, or after a problem."""
         if self._rejects_weights(saved):
             return None
         return self._base(saved) if saved.record.lora else initial_weights(saved)
@@ -259,7 +259,7 @@ def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: 
 
 
 def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
-    """Return a checkpoint as initial weights; ``name`` is its model's name, by default the source folder or run."""
+    """Return a checkpoint as initial weights; ``name`` is its model's name, by default that of its source or run."""
     record = saved.record
     source = record.imported_from
     origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"

@@ -36,7 +36,7 @@ class Profile(Record):
 
 
 class Profiling(Record):
-    """The profiling options of a run. None means a default that depends on the number of steps and ranks."""
+    """The profiling options of a run. None means a default that depends on the recipe's document, steps and ranks."""
 
     profile: Annotated[
         bool, _option(basic=True, help="Profile some steps, and break down one step's time.", envvar="ENABLE_PROFILE")
@@ -126,7 +126,7 @@ class Profiling(Record):
     def problems(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Iterator[str]:
-        """Yield reasons why these options do not fit a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks."""
+        """Yield reasons why the options do not fit a run of this many ``steps`` and ``ranks`` from ``first_step`` on."""
         if self.nccl_trace and self.profile:
             yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
         if self.nccl_trace and device == "cpu":

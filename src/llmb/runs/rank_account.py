@@ -113,7 +113,7 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 
 
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
-    """Return ``rank`` if set, one rank of every stage if ``all_stages``, or else the ranks that may need most memory.
+    """Return ``rank`` if set, one rank per stage if ``all_stages``, or else the ranks that may need the most memory.
 
     Raise UsageError if both are requested, or if the layout has no such rank.
     """

@@ -218,6 +218,6 @@ def rank_excess(lines: Sequence[RankTimes], layout: Layout, *, same_layers: bool
 
 
 def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the lower median of the last axis, which is the time of a rank."""
+    """Return the lower median over the last axis: the time of one rank, not the mean of two."""
     middle: NDArray[np.float64] = np.quantile(values, 0.5, axis=-1, keepdims=True, method="lower")
     return middle

@@ -42,7 +42,7 @@ Faults = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LayerLoad:
-    """The balance of a layer with experts: means over the window's steps. ``layer``: its index among all, from 0."""
+    """The balance of a layer with experts: means over the window's steps. ``layer``: index among all layers, from 0."""
 
     layer: int
     max_over_mean: float

@@ -192,7 +192,7 @@ def _short(node: str) -> str:
 def _few_devices(
     nodes: NodesNetwork, ports: Sequence[RdmaPort], ranks: int, gpu: Gpu | None, where: str
 ) -> Iterator[str]:
-    """Yield a fault if NCCL used fewer devices than GPUs, or a lower rate than the GPU type's network has."""
+    """Yield a fault if NCCL left devices unused although GPUs share others, or used less than the network's rate."""
     devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
     used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks

@@ -133,7 +133,7 @@ class _Stream(Protocol):
 class PlainText:
     """The text of a log, from its beginning: decompressed, in UTF-8, and without the escape sequences of a terminal.
 
-    ``stream`` must be seekable only if it is compressed."""
+    ``stream`` must be seekable if it is compressed."""
 
     def __init__(self, stream: _Stream) -> None:
         self.size = 0

@@ -75,7 +75,7 @@ Kind = tuple[str, int, int]
 
 
 class Event(NamedTuple):
-    """A line that creates or destroys a communicator."""
+    """A log line about the creation or the end of a communicator."""
 
     process: str
     device: int
@@ -348,7 +348,7 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Return offsets in the log, as noted by ``--nccl-trace``: each start with its step, and each end with None."""
+    """Return offsets in the log that ``--nccl-trace`` noted: starts of steps, with the step, and ends, with None."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []

@@ -394,7 +394,7 @@ def _common(nodes: Iterable[NodesNetwork], name: str) -> object:
 
 
 def _of_any(nodes: Iterable[NodesNetwork], name: str) -> tuple[str, ...] | None:
-    """Return the devices of all nodes that report them; None if none does."""
+    """Return the devices of all nodes that report them; None if no node does."""
     lists: list[tuple[str, ...]] = [devices for node in nodes if (devices := getattr(node, name)) is not None]
     return tuple(dict.fromkeys(device for devices in lists for device in devices)) if lists else None
 

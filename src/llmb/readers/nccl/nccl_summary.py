@@ -41,7 +41,7 @@ class Codes:
         return datatype.name if datatype else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
-        """Return the bytes, as in nccl-tests, of calls with ``elements`` in total; None for an unknown call or datatype."""
+        """Return the bytes, as in nccl-tests, of calls with ``elements`` in total; None for an unknown call or type."""
         kind, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
         if kind is None or moved is None:
             return None

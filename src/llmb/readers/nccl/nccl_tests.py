@@ -50,7 +50,7 @@ _FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Results, either out of place or in place. Unmeasured values are None."""
+    """The results of one row, either out of place or in place. Unmeasured values are None."""
 
     time_us: float | None
     algorithm_gb_s: float | None

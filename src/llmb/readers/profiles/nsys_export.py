@@ -227,7 +227,7 @@ def _add_launches(export: _Export, processes: dict[int | None, _Process]) -> Non
 
 
 def _own(processes: dict[int | None, _Process], identifier: object) -> _Process | None:
-    """Return the process with this identifier, or the only process if rows do not identify theirs; else None."""
+    """Return the process with this identifier or, without identifiers, the only process; else None."""
     if isinstance(identifier, int) and None not in processes:
         return processes.get(identifier)
     return next(iter(processes.values())) if len(processes) == 1 else None

@@ -193,7 +193,7 @@ AREAS: Mapping[str, Callable[[Path], Counters]] = {
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:
-    """List the paths that match. Raise OSError for an unreadable folder, FileNotFoundError if missing or empty."""
+    """List matching paths. Raise OSError if ``folder`` is unreadable, FileNotFoundError if it is missing or empty."""
     if not any(folder.iterdir()):
         raise FileNotFoundError(folder)
     return sorted(folder.glob(pattern))

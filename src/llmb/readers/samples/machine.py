@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """Report rises of counters and kernel messages. ``nodes``: of the run, if known; ``count``: their least number."""
+    """Report the events of a run. ``nodes``: all its nodes, empty if unknown; ``count``: their minimum, if known."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):

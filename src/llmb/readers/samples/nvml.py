@@ -85,7 +85,7 @@ class Nvml:
             raise OSError(errno.ENOTSUP, "NVML has no error counters")
 
     def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
-        """Return each GPU's processes outside the run; None if not even the run's are visible, as in a container."""
+        """Return each GPU's other processes; None if not even the run's own are visible, as in some containers."""
         processes = self.processes()
         if not any(pid in run_pids for pids in processes for pid in pids or ()):
             return (None,) * len(processes)

@@ -101,7 +101,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterReading:
-    """Counters that should not rise, at one moment, named ``area/device/name``; those at 0 are omitted."""
+    """Counters that should not rise, at one moment, named ``area/device/name``; counters at 0 are omitted."""
 
     __pydantic_config__ = FINITE
     read_at_s: float

@@ -100,7 +100,7 @@ def unknown_keys(model: Model, config: Config) -> Iterator[str]:
 
 
 def unknown_to(form: WeightsFormat, config: Config) -> Iterator[str]:
-    """Yield keys that a format does not have, and settings that differ from their only valid value, with values."""
+    """Describe keys that a format does not have, and settings with a value other than the only valid one."""
     common = {key for ignored in common_settings().ignored for key in ignored.keys}
     keys = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.renamed, *form.compared, *form.unused}
     keys |= set(LAYER_LISTS) if form.lists_layers else {"sliding_window"} if form.every_window else set()
@@ -164,7 +164,7 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
-    """Return settings that affect weights, normalized; None if the file does not specify them.
+    """Return each reading of the settings that affect weights, normalized; None if the file does not specify one.
 
     There are two readings if it has rotary settings both where transformers 5 keeps them and where older versions do:
     the version of transformers decides which counts.

@@ -32,7 +32,7 @@ class WeightsFolder:
 
 
 def read_folder(path: Path) -> WeightsFolder:
-    """Read the configuration and the index of a model folder. Raise UsageError if the model cannot be imported."""
+    """Read a model folder's configuration and index. Raise UsageError if it is not a complete model in safetensors."""
     if not path.is_dir():
         problem = "it is a file" if path.exists() else "there is no such folder"
         raise UsageError(
