@@ -216,7 +216,7 @@ class _Rank:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes per gradient element: 4 if gradients are reduced in fp32 and are summed or copied to a bucket, else 2."""
+        """Bytes per gradient element: 4 if gradients are reduced in fp32, and summed or copied to a bucket; else 2."""
         several = self.layout.ga > 1 or (self.exchanges and self.sharding != "full")
         return FP32 if self.exact and several else BF16
 
@@ -501,7 +501,7 @@ class _Rank:
         return max(at_end, first, key=_total)
 
     def at_update(self) -> dict[str, int]:
-        """Return the peak by owner in the update, which copies a gradient at a time to fp32; empty if it copies none."""
+        """Return the peak by owner in the update, which copies one gradient at a time to fp32; empty if none."""
         size = self.gradient_bytes if self.sharding == "none" else self.reduced_bytes
         if size == FP32 or self.sharding == "full" or self.plan.lora is not None:
             return {}

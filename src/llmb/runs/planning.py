@@ -228,7 +228,6 @@ class Search:
             return None
 
     def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
-        """Return an imported checkpoint's weights, or its adapters' base; None if that is random, or after a problem."""
         if self._rejects_weights(saved):
             return None
         return self._base(saved) if saved.record.lora else initial_weights(saved)
