@@ -176,7 +176,7 @@ class BridgeTables:
             yield self._entry(model, row, "parallelism.dp_sharding", "full", what, source)
 
     def _ways(self, model: BridgeModel, row: BridgeRow, recipes: ScriptRecipes) -> Iterator[ConditionEntry]:
-        """Yield the conditions that the recipe with a row's layout sets, and others of ``ALWAYS`` as unknown."""
+        """Yield the conditions that a script recipe sets for a row, and as unknown the others that ``ALWAYS`` lists."""
         version, dtype = self.file.versions.get(row.release), self.file.dtypes[row.dtype]
         found = version and recipes.find(version, model.recipe, row.task, row.gpu, dtype, row.gpus)
         recipe = found if found and found.is_laid_out(row.sizes) else None

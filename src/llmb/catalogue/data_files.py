@@ -153,7 +153,7 @@ def _parse(path: Path, *, foreign: bool = False) -> object:
 def schema_problems(
     path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = (), shape: type[BaseModel] | None = None
 ) -> list[str]:
-    """Return one line per violation, with the keys to the value: ``below``, then its own except the first ``skip``.
+    """Return one line per violation, with the keys to the value: ``below``, then the error's except the first ``skip``.
     ``shape`` is the schema, whose keys are listed after an unknown key."""
     problems = []
     root = compose_file(path)

@@ -41,7 +41,7 @@ class SoftwareRates(Record):
     work that hides messages of experts, and messages of gradients and parameters. ep_joins_copies: a token crosses the
     network once for all experts of a node. tp_gathers_casts: gradients are cast to FP8 before they are gathered; if
     false, a fitted tp_fp8 may contain this. unfused: the factor of bytes of operators between products.
-    replays_graphs: steps are CUDA graphs, if the recipe says so. tp, tp_fp8, cp and attention replace the rates of
+    replays_graphs: CUDA graphs replay steps if the recipe says so. tp, tp_fp8, cp and attention replace the rates of
     the same name.
     """
 

@@ -151,7 +151,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Compare one layer of each kind with exact attention, except ``math``; if ``timed``, estimate all layers' time."""
+    """Compare a layer of each kind with exact attention, not ``math``; if ``timed``, estimate all layers' time."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()

@@ -73,7 +73,7 @@ def finish_all_to_all(started: Tensor) -> Tensor:
 
 
 def rank_sum(summand: Tensor, group: Group) -> Tensor:
-    """All-reduce the sum. The gradient, which is the same on all ranks, is the gradient of each summand."""
+    """Return the sum over the ranks. Its gradient, which is the same on all ranks, is the gradient of each summand."""
     total: Tensor = _RankSum.apply(summand, group)
     return total
 
@@ -85,7 +85,7 @@ def gradient_sum(tensor: Tensor, group: Group) -> Tensor:
 
 
 def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tensor:
-    """All-reduce the sum or the maximum, without a gradient."""
+    """Return the sum or the maximum over the ranks, without a gradient."""
     reduced: Tensor = c10d.wait_tensor(c10d.all_reduce(tensor.contiguous(), how, group.name))
     return reduced
 
@@ -197,13 +197,13 @@ def _exchanging(rows: Tensor, sent: list[int], received: list[int], group: Group
 
 
 def start_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
-    """Begin to gather along ``dim``, without a gradient; pass the result to ``finish``."""
+    """Begin to gather the shards along ``dim``, without a gradient; pass the result to ``finish``."""
     started: Tensor = c10d.all_gather_into_tensor(shard.movedim(dim, 0).contiguous(), group.size, group.name)
     return started
 
 
 def start_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
-    """Begin to reduce and scatter along ``dim``, without a gradient; pass the result to ``finish``."""
+    """Begin to sum over the ranks and scatter along ``dim``, without a gradient; pass the result to ``finish``."""
     rows = full.movedim(dim, 0).contiguous()
     started: Tensor = c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name)
     return started

@@ -74,7 +74,7 @@ def device_memory(ranks: Ranks) -> DeviceMemory | None:
 
 
 def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
-    """Return the fields of ``Environment`` for the GPUs at the end and the least free memory. A collective on GPUs.
+    """Return the fields of ``Environment`` for the GPUs at the end, and for the fullest GPU. A collective on GPUs.
 
     ``memory`` is the memory of this rank's GPU after the first step.
     """
@@ -93,7 +93,7 @@ def cudnn_text(version: int | None) -> str | None:
 
 
 def node_gpus(node: str) -> NodeGpus:
-    """Return the driver and all GPUs that nvidia-smi shows on this node; none if nvidia-smi is missing or fails."""
+    """Return the driver and all GPUs that nvidia-smi shows on this node; neither if nvidia-smi is missing or fails."""
     for fields in QUERIES:
         said = ask_program(command(fields), QUERY_S)
         if said.code is None:
@@ -148,7 +148,7 @@ def nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that may affect a run's speed, except secrets and the rendezvous store's."""
+    """Return the environment variables that may affect a run's speed, without secrets and the rendezvous store."""
     variables = sorted(without_secrets(environ).items())
     return {name: value for name, value in variables if name.startswith(RECORDED) and not name.startswith(STORE)}
 

@@ -49,7 +49,7 @@ class KernelTrial(NamedTuple):
 class RankShapes(NamedTuple):
     """Shapes of the tensors that one rank casts for a micro-batch.
 
-    rows: the number of tokens. cast: of inputs and weights. joined: rows of each weight cast into one matrix.
+    rows: the number of tokens. cast: of inputs and weights. joined: rows of each weight in joint casts.
     activated: of the results of activations. heads: batch, positions, query heads, key heads.
     """
 
@@ -76,7 +76,7 @@ class Values:
 
 
 def compare_kernels(plan: EnginePlan, ranks: Ranks) -> tuple[KernelCheck, ...]:
-    """Return the checks of the first rank and all failed checks; none without FP8 on a GPU. A collective."""
+    """Return the first rank's checks and all failed checks; no checks without FP8 on a GPU. A collective."""
     values, probe, own = Values(ranks.device, plan.seed), torch.empty(0, device=ranks.device), list[KernelCheck]()
     with torch.no_grad():
         for kernel, shape, parts in checks(plan, ranks, values) if elementwise.has_kernel(probe) else ():
@@ -121,7 +121,7 @@ def difference_of(parts: Parts) -> float:
 
 
 def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
-    """Yield a trial of each cast kernel that the run may use, at each shape that it casts; none without FP8."""
+    """Yield a trial of each cast kernel that the run may use, at each shape that it casts; no trials without FP8."""
     if plan.fp8_recipe is None:
         return
     shapes, activation = shapes_of(plan), plan.recipe.model.mlp

@@ -41,7 +41,7 @@ from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
 
 class LayerSeconds(NamedTuple):
-    """A rank's forward seconds in one micro-batch. layer_s: mean per layer. before_s, between_s: outside of layers."""
+    """Forward seconds of a rank's first micro-batch: mean per layer, before the first layer, and between layers."""
 
     layer_s: float
     before_s: float

@@ -177,7 +177,7 @@ class _Packed:
 def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Archive:
     """Pack the ended runs in these folders into ``target``, which appears only when it is complete.
 
-    Raises UsageError if a run folder has an invalid name, EnvironmentProblem if a file cannot be read or written.
+    Raise UsageError if a run folder has an invalid name, EnvironmentProblem if a file cannot be read or written.
     """
     try:
         runs = [_archived_run(RunFolder(folder)) for folder in folders]
@@ -359,8 +359,8 @@ def check_library(path: Path) -> None:
 def unpack_archive(path: Path, into: Path) -> Manifest:
     """Unpack an archive into the empty folder ``into``, check each file against the manifest, and return the manifest.
 
-    Raises UsageError if ``path`` is not a complete archive of ended runs; ``into`` must then not be used.
-    Raises EnvironmentProblem if zstandard is needed but missing, OSError if a file cannot be written.
+    Raise UsageError if ``path`` is not a complete archive of ended runs; ``into`` must then not be used.
+    Raise EnvironmentProblem if zstandard is needed but missing, OSError if a file cannot be written.
     """
     with open_file(path, do="pass a file written by 'llmb archive'") as file, _refusing(path):
         check_library(path)

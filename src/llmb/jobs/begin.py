@@ -18,7 +18,7 @@ from llmb.runs.record import BegunJob, RunRecord, begin_attempt, now, read_recor
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Record that the run starts, or restarts, with its job and its nodes.
 
-    Raises UsageError if another job started this run. If no restart is left, records that the run failed, and raises
+    Raise UsageError if another job started this run. If no restart is left, record that the run failed, and raise
     InfrastructureError.
     """
     spec = read_spec(folder)

@@ -34,7 +34,7 @@ def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
 def find_job(store: Store, text: str) -> Job:
     """Find a job by its id or by the beginning of its folder name or short id, or the newest run for ``latest``.
 
-    If a run was submitted several times, return its latest job. Raises UsageError if no job or several jobs match.
+    If a run was submitted several times, return its latest job. Raise UsageError if no job or several jobs match.
     """
     if text == LATEST:
         by_now = Filter(runs_only=True, limit=1, until_s=time.time() + CLOCKS_DIFFER_S)
@@ -66,7 +66,7 @@ def find_run(store: Store, text: str) -> Job:
 def find_runs_by_name(store: Store, text: str) -> list[Job]:
     """Return the run with the id ``text``, or all runs with this label or in this campaign.
 
-    Raises UsageError if ``text`` matches none of these, or several.
+    Raise UsageError if ``text`` matches none of these, or several.
     """
     kind, colon, name = text.partition(":")
     spelled = kind if colon and kind in GROUPS else None

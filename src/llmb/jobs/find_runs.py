@@ -65,7 +65,7 @@ _Alike = tuple[str, frozenset[str]]
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
     """Find the selected runs that measure the speed of steps, in order of start; list other runs with reasons.
 
-    ``say`` receives messages for the user. Raises UsageError if the selector matches nothing or is ambiguous.
+    ``say`` receives messages for the user. Raise UsageError if the selector matches nothing or is ambiguous.
     """
     return without_unmeasured(find_ended_runs(selector, install, say))
 
@@ -73,7 +73,7 @@ def find_runs(selector: str, install: Path, say: Say) -> RunSet:
 def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """Find run folders by an id, a label or a campaign, by ``latest`` for the newest successful run, or by the path of
     a run folder, of a folder with only one run, or of an archive. Any other existing folder is returned unchecked.
-    Raises UsageError if there is no run, or ``text`` is ambiguous.
+    Raise UsageError if there is no run, or ``text`` is ambiguous.
     """
     path = parse_path(text).absolute()
     check_reachable(path)
@@ -314,7 +314,7 @@ class _Forms:
         self.has_all = len(self.values) == len(self.words)
 
     def may_be_of(self, folder: RunFolder) -> bool:
-        """Return True if the run may match, or if its record is truncated; raise OSError if it cannot be read."""
+        """Return True if the run may match, or if its record is truncated; raise OSError for an unreadable one."""
         text = read_regular(folder.record, MOST_JSON_BYTES)
         if not self.has_all or folder.path.parent.name in self.words or not text.rstrip().endswith(b"}"):
             return True

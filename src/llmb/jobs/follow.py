@@ -139,7 +139,7 @@ def job_of_folder(folder: RunFolder) -> Job:
 def current(store: Store, install: Path, job: Job, say: Say) -> Job:
     """Update ``job``, and conclude its run if it has ended; with a read-only history, update only the returned status.
 
-    Raises InfrastructureError if the scheduler does not answer, EnvironmentProblem if it is not installed here.
+    Raise InfrastructureError if the scheduler does not answer, EnvironmentProblem if it is not installed here.
     """
     try:
         refresh(store, install)

@@ -56,7 +56,7 @@ class Import:
 def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Import:
     """Add the runs of an archive that the install root lacks; change no existing run.
 
-    All files are checked before the first run is added, and each run appears complete. Raises UsageError if the archive
+    All files are checked before the first run is added, and each run appears complete. Raise UsageError if the archive
     is not accepted, EnvironmentProblem if a file cannot be written.
     """
     place = install / WORKLOADS

@@ -110,7 +110,7 @@ class LocalRun:
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
         """Make the run, write its record, and return the ended run even if it failed.
 
-        Raises UserInterrupt after recording an interrupted run, EnvironmentProblem if files cannot be written.
+        Raise UserInterrupt after recording an interrupted run, EnvironmentProblem if files cannot be written.
         """
         folder = create_run_folder(self.install, self.plan, self._experiment())
         spec = local_spec(self.plan, self.install, self.environ, folder, self.framework)
@@ -182,7 +182,7 @@ def plan_here(
 ) -> LocalRun:
     """Plan a run on this machine; with ``pretended_rank``, a run of that rank alone, with synthetic data.
 
-    Raises UsageError with all problems of the request if it is invalid.
+    Raise UsageError with all problems of the request if it is invalid.
     """
     options = framework or FrameworkOptions()
     program = find_program(options.framework or ENGINE)
@@ -300,7 +300,7 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
 def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
     """Return a lock for a series of runs, so that clients of an install root do not disturb each other's measurements.
 
-    Clients report that they wait, and wait without limit. Raises EnvironmentProblem if the file system has no locks.
+    Clients report that they wait, and wait without limit. Raise EnvironmentProblem if the file system has no locks.
     """
     waiting = "another command is running a series here; waiting for it to end"
     return file_lock(install / STATE_FOLDER / "runs.lock", inf, "making several runs", lambda: say(waiting))

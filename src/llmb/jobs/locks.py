@@ -19,7 +19,7 @@ POLL_S = 0.02
 def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
     """Hold the lock on ``path`` and yield its file descriptor; call ``on_wait`` once if another process holds it.
 
-    A child that inherits the descriptor keeps the lock after its parent ends. Raises EnvironmentProblem if the lock is
+    A child that inherits the descriptor keeps the lock after its parent ends. Raise EnvironmentProblem if the lock is
     still held after ``patience_s`` seconds, or if the file system has no locks.
     """
     with writing(path):

@@ -54,7 +54,7 @@ def on_site(
     """Add the cluster's settings, the user's options and the scheduler's flags to ``spec``.
 
     A ``measured`` job also uses the network's variables, the GPU boost and CPU bindings, which affect its speed. The
-    job's ``own`` variables take precedence over all others. Raises UsageError if the job is not possible.
+    job's ``own`` variables take precedence over all others. Raise UsageError if the job is not possible.
     """
     config = site.config
     fabric = site.fabric if measured and spec.gpus else None
@@ -92,7 +92,7 @@ def boost(
 ) -> Boost | None:
     """Return the GPU boost, if any. The cluster's setting applies only to full nodes, whose GPUs no other job shares.
 
-    As in the published jobs, the recipe's boost need not succeed. Raises UsageError if an option requests a boost on
+    As in the published jobs, the recipe's boost need not succeed. Raise UsageError if an option requests a boost on
     part of a node.
     """
     if options.vboost and not placement.whole_nodes:
@@ -292,7 +292,7 @@ def make_order(
 ) -> Order:
     """Make the order of a run, with all checks that do not need the cluster.
 
-    Raises UsageError if a check fails, and NotPrepared, except for a ``dry_run``, if preparations are missing.
+    Raise UsageError if a check fails, and NotPrepared, except for a ``dry_run``, if preparations are missing.
     """
     chosen = scheduler_of(site).defaults(site, options, request.gpu_type)
     on_site = replace(request, gpu_type=chosen.gpu_type)
@@ -323,7 +323,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, or nodes x GPUs per node; raise UsageError if they differ or the last is unknown."""
+    """Return the requested scale, or nodes x GPUs per node; raise UsageError if both differ or a factor is unknown."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))
@@ -349,7 +349,7 @@ def prepare(order: Order) -> Prepared:
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> SubmittedJob:
     """Submit the job. The scheduler's client programs inherit the file descriptors ``held``, and thus their locks.
 
-    Raises UsageError or EnvironmentProblem if the job is rejected, InfrastructureError if the scheduler is unreachable.
+    Raise UsageError or EnvironmentProblem if the job is rejected, InfrastructureError if the scheduler is unreachable.
     """
     spec, folder = prepared.spec, prepared.folder
     job = Submission(spec=spec, folder=folder, environ=environ, held=held, again=prepared.again)

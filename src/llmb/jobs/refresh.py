@@ -88,7 +88,7 @@ def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:
     """Update every job that may have changed, and return warnings.
 
-    Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here, after
+    Raise InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here, after
     updating the jobs of all other schedulers.
     """
     query_s, query = time.time(), store.next_query()

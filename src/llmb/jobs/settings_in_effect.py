@@ -58,7 +58,7 @@ def settings_in_effect(
 ) -> SettingsInEffect:
     """Collect the settings for jobs submitted here, of ``workload`` and in ``partition`` if these are specified.
 
-    Raises UsageError with all problems if files or variables are invalid.
+    Raise UsageError with all problems if files or variables are invalid.
     """
     schema = cluster_schema()
     site_file = read_cluster_file(root.path / CLUSTER_CONFIG, schema)

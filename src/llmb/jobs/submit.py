@@ -46,7 +46,7 @@ def submit_order(
 ) -> Job:
     """Queue ``order`` under ``key``.
 
-    Raises KeyExists if the key was used before, UsageError or EnvironmentProblem if the job is rejected, which removes
+    Raise KeyExists if the key was used before, UsageError or EnvironmentProblem if the job is rejected, which removes
     it from the history, and InfrastructureError if the scheduler does not answer. In this case, the job may be queued;
     the next refresh resolves that.
     """
@@ -99,7 +99,7 @@ def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, 
 def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
     """Write ``handle``, with the handles of the run's earlier jobs, from which the history can be rebuilt.
 
-    Raises EnvironmentProblem if the file cannot be written.
+    Raise EnvironmentProblem if the file cannot be written.
     """
     before = read_job(folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
@@ -126,7 +126,7 @@ def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
 def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s: float) -> Iterator[str]:
     """Find the ids of jobs whose submission to ``scheduler`` was interrupted, or record that they were not submitted.
 
-    Yields messages for the user. Raises InfrastructureError if the scheduler does not answer.
+    Yield messages for the user. Raise InfrastructureError if the scheduler does not answer.
     """
     if not _unresolved(store, scheduler):
         return

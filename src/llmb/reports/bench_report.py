@@ -91,13 +91,13 @@ def _notes(rows: Sequence[Measurement]) -> str | None:
 
 
 def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
-    """Return the largest unit in which the rows' median time is at least 1, else the smallest; also its seconds."""
+    """Return the largest unit in which the rows' median time is at least 1, else the smallest, and its seconds."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 
 
 def history_document(files: Sequence[MeasurementFile], benchmark: str | None) -> dict[str, Any]:
-    """Return the JSON of each case's newest measurement; ``change_pct`` is above 0 if the one before was slower."""
+    """Return the JSON of each case's newest measurement; ``change_pct`` is positive if the previous one was slower."""
     names = ("measured_at", "latest", "previous_at", "previous")
     return {"changes": [fields_of(one, *names, "change_pct: speed_pct") for one in changes(files, benchmark)]}
 

@@ -97,7 +97,7 @@ def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[
     """Return ``values`` as a line of blocks; if there are more than ``cells``, each cell shows its largest value.
 
     Heights range from the smallest to the largest value of ``scale``, by default of the second half of ``values``,
-    which excludes the warm-up; values beyond are clipped. Returns an empty string if there are too few values.
+    which excludes the warm-up; values beyond are clipped. Return an empty string if there are too few values.
     """
     scaled = [value for value in scale or values[len(values) // 2 :] if math.isfinite(value)]
     if not scaled or (len(values) < LEAST and not scale):
@@ -159,7 +159,7 @@ def _parts(values: Sequence[Value], cells: int) -> Iterator[Sequence[Value]]:
 
 
 def _longest(values: Sequence[float]) -> float | None:
-    """Return the largest value; None if one is not finite."""
+    """Return the largest value; None if any value is not finite."""
     return max(values) if all(map(math.isfinite, values)) else None
 
 

@@ -238,7 +238,7 @@ def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
 
 
 def _machine_note(machine: MachineReport | Missing) -> str:
-    """Return the note on the nodes: whether no counter rose, and which sources could not be read."""
+    """Return the note on the nodes: that no error counter rose, if so, and the sources that could not be read."""
     if isinstance(machine, Missing):
         return machine.reason
     where = (f" of {listed(one.nodes)}" if len(one.nodes) > 1 else "" for one in machine.unread)

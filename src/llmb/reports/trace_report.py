@@ -24,7 +24,7 @@ MIB = 2**20
 def nccl_document(
     summary: NcclSummary | None, tests: Sequence[TestTable], network: Network | None = None
 ) -> dict[str, Any]:
-    """Return the JSON of NCCL's logs and tests; ``log`` is null without calls, ``network`` if no line reports it."""
+    """Return the JSON of NCCL's logs and tests; ``log`` is null without calls, ``network`` without lines about it."""
     return {"network": network, "log": summary, "tests": tests}
 
 

@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 if torch counts none; raise NotImplementedError if llmb's is not in ``OWN``."""
+    """Return an operator's FLOPs, 0 if torch counts none; raise NotImplementedError if ``OWN`` lacks one of llmb's."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -148,7 +148,7 @@ def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resu
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
-    """Return the FLOPs of a grouped product: groups divide the rows, or the dimension that is summed over."""
+    """Return the FLOPs of a grouped product; each group has its own rows, or its own part of the summed dimension."""
     return 2 * rows.numel() * matrices.shape[-1]
 
 
@@ -381,7 +381,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return the bytes by which memory in use grows at most while ``nodes`` run; ``LONG_LIVED`` arguments stay.
+    """Return the largest growth of memory in use while ``nodes`` run, in bytes. Only ``LONG_LIVED`` arguments stay.
 
     within: the peak bytes of operators that consist of several steps.
     """

@@ -346,7 +346,7 @@ class Counts(NamedTuple):
     bytes: Counter[MessageKind]
 
     def extended(self, fewer: "Counts", rounds: int) -> "Counts":
-        """Return these counts plus ``rounds`` times their difference from ``fewer``."""
+        """Return these counts plus ``rounds`` times their difference from the counts ``fewer``."""
         pairs: Any = zip(self, fewer, strict=True)
         return Counts(
             *(Counter({key: size + rounds * (size - less[key]) for key, size in own.items()}) for own, less in pairs)

@@ -134,7 +134,7 @@ class Staging:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the causes of ``error``, the latest first."""
+    """Yield the exceptions that led to ``error``, the most recent first."""
     cause = error.__cause__ or error.__context__
     while cause:
         yield cause
@@ -346,7 +346,7 @@ class Saver:
         return planner
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan each rank's writes; one rank writes values that several have. This takes 10 s for 170,000 pieces."""
+        """Plan each rank's writes; of replicas, only one is written. This takes 10 s for 170,000 pieces."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

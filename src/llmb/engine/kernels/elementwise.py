@@ -94,7 +94,7 @@ def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) 
 
 
 def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype) -> BothWays:
-    """Return ``cast_both_ways`` of ``activate(inputs)``, which a kernel does not store."""
+    """Return ``cast_both_ways`` of ``activate(inputs)``; the Triton kernel does not store the uncast activation."""
     if has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
 
@@ -106,7 +106,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype:
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype
 ) -> BothWays:
-    """Return ``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which a kernel does not store."""
+    """Return ``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which the Triton kernel does not store."""
     # For other numbers of rows, the assembler of CUDA 12.8, which Triton bundles, drops values, as seen on an H200.
     if inputs.shape[0] % ALIGNED_ROWS == 0 and has_kernel(inputs):
         from llmb.engine.kernels import fp8_cast_triton
@@ -165,7 +165,7 @@ def rotate(heads: Tensor, factors: RotaryFactors) -> Tensor:
 
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
-    """Return ``cast_both_ways`` of ``rotated_back(gradients, rotation)``, which a kernel does not store."""
+    """Return ``cast_both_ways`` of ``rotated_back(gradients, rotation)``, which the Triton kernel does not store."""
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
@@ -175,7 +175,7 @@ def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, d
 
 
 def rotated_back(gradients: Heads, rotation: Rotation) -> Tensor:
-    """Rotate query's and key's gradients back; join them and value's as the product's, [batch * seq, outputs]."""
+    """Return the joint product's gradient, [batch * seq, outputs]: gradients of query and key are rotated back."""
     back = factors_of(rotation._replace(sin=-rotation.sin))
     query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)

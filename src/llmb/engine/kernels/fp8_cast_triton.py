@@ -140,7 +140,7 @@ def activation_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast the gradient of an activation's inputs, computed from the ``gradient`` of its result; "swiglu" has two."""
+    """Cast the gradient of an activation's inputs, from the ``gradient`` of its result; "swiglu" has two inputs."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     source += top * source_row + left
     values += top * values_row + left

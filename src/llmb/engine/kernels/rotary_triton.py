@@ -35,7 +35,7 @@ def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr,
 def _columns(
     piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Return the columns of a piece's two tiles, and their ends: of pairs or, from ROTATED on, of other elements."""
+    """Return the columns of a piece's two tiles, and each tile's end. Pieces from ROTATED on contain no pairs."""
     numbers = tl.arange(0, COLUMNS)
     if piece < ROTATED:
         return piece * COLUMNS + numbers, piece * COLUMNS + PAIRS + numbers, PAIRS, 2 * PAIRS
@@ -225,7 +225,7 @@ def cast_rotated_gradient(
     scale: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement ``elementwise.cast_rotated_gradient``; results are [batch * seq, outputs] and transposed."""
+    """Implement ``elementwise.cast_rotated_gradient``; results: [batch * seq, outputs], its transpose, and the amax."""
     unit, ordered = (2, _heads_of_pairs) if interleaved else (1, _contiguous_heads)
     parts = [ordered(part) for part in (query, key, value)]
     cosine, sine = cos.contiguous(), sin.contiguous()

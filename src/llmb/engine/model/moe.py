@@ -135,7 +135,7 @@ class Experts(nn.Module):
         return self.products(self, rows, host_counts)
 
     def send(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None) -> "Sent":
-        """Return the rows to process, here unsent: all experts are on this rank. For the arguments, see ``forward``."""
+        """Return the rows to process; here all experts are on this rank. For the arguments, see ``forward``."""
         return Sent(rows, counts, host_counts)
 
     def matrices(self, name: str) -> Tensor:

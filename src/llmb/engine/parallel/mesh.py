@@ -81,7 +81,7 @@ def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
 
 
 def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder: Path | None = None) -> None:
-    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: announced by rank 0."""
+    """Create the group of all ranks. timeout: of collectives, by default torch's. folder: rank 0 announces it."""
     on_gpu = device.type == "cuda"
     store = host_store()
     if folder and os.environ["RANK"] == "0":
@@ -97,7 +97,7 @@ def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder
 
 
 def collective_limit(plan: EnginePlan) -> timedelta:
-    """Return the time limit of collectives: the watchdog's longest, so that it reports hangs first, or ``NO_LIMIT``."""
+    """Return the collectives' time limit: the watchdog's longest, so that it reports hangs first; else ``NO_LIMIT``."""
     return timedelta(seconds=plan.stall_limit_s * max(PHASE_LIMITS.values())) or NO_LIMIT
 
 

@@ -84,7 +84,7 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 def held_rows(tokens: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
-    """Return the tokens' indices in this rank's ``size`` rows of the embedding, and which tokens have a row there."""
+    """Return tokens' indices in this rank's ``size`` rows of the embedding, and True for tokens with a row there."""
     rows = tokens - group.rank * size
     held = (rows >= 0) & (rows < size)
     return rows.clamp(0, size - 1), held

@@ -121,7 +121,7 @@ class Saved(NamedTuple):
     """The tensors that the backward pass reads.
 
     rows: the input's transpose, or its values if they are gathered again, or the input itself if it is cast again; None
-    without trained weights. amax: the input's. matrices: the kept weights, transposed, or else the uncast weights.
+    without trained weights. amax: of the input. matrices: the kept weights, transposed, or else the uncast weights.
     more: further tensors of the function.
     """
 

@@ -97,7 +97,7 @@ def campaigns_folder(install: Path) -> Path:
 
 
 def write_campaign(install: Path, campaign: Campaign) -> None:
-    """Write the campaign. Raises EnvironmentProblem if it cannot be written."""
+    """Write the campaign. Raise EnvironmentProblem if it cannot be written."""
     folder = campaigns_folder(install)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
     """Return the newest unfinished campaign with the jobs of ``campaign`` or, with ``resume``, from the same source.
 
-    Raises UsageError if there is no campaign to resume.
+    Raise UsageError if there is no campaign to resume.
     """
     campaigns = [
         item

@@ -160,7 +160,7 @@ def check_jobs(
 ) -> tuple[list[CampaignJob], list[str]]:
     """Return the jobs that can run, and a line about each group of unnamed jobs that cannot.
 
-    ``check`` raises UsageError for a job that cannot run. Raises UsageError if a named job cannot run, or none can.
+    ``check`` raises UsageError for a job that cannot run. Raise UsageError if a named job cannot run, or none can.
     """
     expansion = expand(context.catalogue, requested.entries, gpu_type)
     refused: list[tuple[SelectedJob, str]] = []
@@ -235,7 +235,7 @@ def _known(name: str) -> Option:
 
 
 def selection_of(values: Mapping[str, Any]) -> Selection:
-    """Build the selection from option values; lists are separated by commas. Raises UsageError if any is invalid."""
+    """Build the selection from option values; lists are separated by commas. Raise UsageError if any is invalid."""
     fields: dict[str, Any] = {}
     for name, option in options_of(Selection).items():
         value = values.get(name)
@@ -277,7 +277,7 @@ POLL_S = 1.0
 
 
 def queue_one(context: CampaignContext, order: Order, say: Say) -> Job:
-    """Queue one job. Raises UsageError or EnvironmentProblem if it is rejected, InfrastructureError or UserInterrupt if
+    """Queue one job. Raise UsageError or EnvironmentProblem if it is rejected, InfrastructureError or UserInterrupt if
     it may still have been queued.
     """
     with open_history(context.install, say) as store, unanswered_is_explained():
@@ -298,7 +298,7 @@ def queue(
 ) -> SubmissionOutcome:
     """Queue the remaining jobs of a proposal. Rejected jobs remain for the next call.
 
-    Raises EnvironmentProblem if files cannot be written or another client is submitting the campaign,
+    Raise EnvironmentProblem if files cannot be written or another client is submitting the campaign,
     InfrastructureError if the scheduler does not answer, and UserInterrupt on Ctrl-C; the same call then resumes.
     """
     install = context.install
@@ -341,7 +341,7 @@ def _submit_all(
 def _find(context: CampaignContext, job: CampaignJob, history: Store, say: Say) -> Job | None:
     """Return the job if an earlier client submitted it successfully, else None.
 
-    Raises InfrastructureError if the scheduler does not answer.
+    Raise InfrastructureError if the scheduler does not answer.
     """
     row = history.by_key(job.key)
     while row and row.job_id is None and row.state != NOT_SUBMITTED:

@@ -323,7 +323,7 @@ def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:
-    """Return the command that repeats a run; None unless it is of the engine and in the catalogue."""
+    """Return the command that repeats a run; None unless llmb's engine made it from a recipe of the catalogue."""
     if record.program != ENGINE or not isinstance(record.plan, EnginePlan):
         return None
     try:

@@ -152,7 +152,7 @@ def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]
 
 
 def _any_of(texts: Iterable[str], *, before: str) -> re.Pattern[str]:
-    """Return a pattern of any of the strings, the longest first, after the pattern ``before`` and at a word's end."""
+    """Return a pattern that finds the longest of the strings that follows the pattern ``before`` and ends a word."""
     ordered = sorted(texts, key=len, reverse=True)
     return re.compile(rf"{before}(?:{'|'.join(map(re.escape, ordered))})(?![\w-])" if ordered else r"(?!)")
 

@@ -259,7 +259,7 @@ class Torch(GeneralQuestion):
         return [*choices, Choice(EXISTING, "that of the Python with which the environment is made")]
 
     def assumed(self) -> str:
-        """Return the CPU build without GPUs, else the newest that the driver here supports, else pip's default."""
+        """Without GPUs, return the CPU build, else the newest that the driver here supports, else pip's default."""
         if self.answers.gpu_type == CPU:
             return CPU
         driver = self.around.driver or 0

@@ -185,7 +185,7 @@ def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the l
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
-    """Match a path against patterns in which a star matches no slash."""
+    """Return True if a path matches one of the patterns, in which a star matches no slash."""
     return any(file.count("/") == pattern.count("/") and fnmatch(file, pattern) for pattern in patterns)
 
 
