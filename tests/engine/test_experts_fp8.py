@@ -123,7 +123,7 @@ def test_selective_recomputation_keeps_products_of_experts(products: list[str]) 
 
 
 def test_operands_of_a_grouped_product_are_those_that_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's own checks of shapes, with the reference in place of the kernel; gradients, in e5m2, have none."""
+    """By torch's own checks of shapes, with the reference in place of the kernel."""
     kernel = torch._scaled_grouped_mm
 
     def checked(rows: Tensor, matrices: Tensor, *scales: Tensor, offs: Tensor, **options: Any) -> Tensor:
@@ -142,7 +142,24 @@ def test_operands_of_a_grouped_product_are_those_that_torch_takes(monkeypatch: p
             stack.groups = groups
         found.append(passes(experts, scales, [16, 0, 32]))
     torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-2)
-    assert not expert_products.supports_grouped(torch.empty(16, 16).to(torch.float8_e5m2), torch.empty(1))
+
+
+@pytest.mark.parametrize(
+    ("other", "scales", "result"),
+    [((2, 64, 16), [(32,), (2, 16)], (32, 16)), ((64, 16), [(2 * 32,), (2 * 16,)], (2, 32, 16))],
+    ids=["of inputs", "of weights"],
+)
+def test_torch_has_no_grouped_product_for_gradients(
+    other: tuple[int, ...], scales: list[tuple[int, ...]], result: tuple[int, ...]
+) -> None:
+    """Gradients are in e5m2. If this fails, the backward pass of ``--group-experts`` can be grouped, too."""
+    with torch.device("meta"):
+        gradients, matrices = torch.empty(32, 64), torch.empty(other).to(torch.float8_e4m3fn).mT.contiguous().mT
+        operands = matrices, *map(torch.empty, scales), torch.empty(2, dtype=torch.int32)
+    assert torch._scaled_grouped_mm(gradients.to(torch.float8_e4m3fn), *operands).shape == result
+    with pytest.raises(RuntimeError, match="E4M3"):
+        torch._scaled_grouped_mm(gradients.to(torch.float8_e5m2), *operands)
+    assert not expert_products.supports_grouped(gradients.to(torch.float8_e5m2), matrices)
 
 
 @pytest.mark.gpu
