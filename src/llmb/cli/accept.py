@@ -73,7 +73,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Options for the time limit of an acceptance, and for its criteria."""
+    """Options of an acceptance, such as its time limit and its checks."""
 
     minutes: Annotated[
         float | None,

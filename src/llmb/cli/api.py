@@ -349,7 +349,7 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     """Return a run that has ended, even if it failed, like ``llmb result``.
 
     ``run`` is its id, its folder, its label if no other run has the same, or ``"latest"``, the newest that ended
-    successfully. Raise UsageError if there is no such run.
+    successfully. Raise UsageError unless exactly one run matches.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
     folders = run_folders(text, install_root(os.environ, Path.cwd()), on_message)

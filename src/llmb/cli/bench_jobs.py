@@ -220,7 +220,7 @@ def gpus(
     """Find slow GPUs by running the same matrix product on all GPUs at the same time.
 
     The GPUs are those of this machine or, with --nodes or another option of the scheduler, those of a job. Nodes do not
-    communicate, so a broken node does not affect the others. A GPU is slow if it is more than 5 % and more than 4
+    communicate, so a broken node does not affect the others. A GPU is slow if its rate is more than 5 % and more than 4
     robust standard deviations below the median of its model. Slow GPUs are listed by node, local rank and UUID, with
     their nodes for 'llmb submit --exclude'.
 

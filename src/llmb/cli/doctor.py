@@ -294,7 +294,7 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
 
 
 def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
-    """Return the states of the listed nodes, else of the usable nodes of the partition or cluster; report the rest."""
+    """Return the states of the listed nodes, else of usable nodes of partition or cluster; report unusable nodes."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:
@@ -376,7 +376,7 @@ def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail
 
 
 def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
-    """Return the newest run that ``text`` selects with settings of its nodes; raise UsageError if there is none."""
+    """Return the newest selected run that recorded settings of its nodes, and these; raise UsageError without one."""
     for run in reversed(find_ended_runs(text, install, say).runs):
         if run.record and (settings := settings_of_run(run.record)):
             if run.record.image:

@@ -102,7 +102,7 @@ class Sources:
     ] = None
 
     def answers(self, values: dict[str, Any]) -> Answers:
-        """Return the answers of the command line, completed from the file."""
+        """Return the answers of the command line, completed from the file of --config."""
         given = parse_answers({**values, "workloads": [*(values["workloads"] or []), *(self.add_workload or [])]})
         if self.path_argument:
             given = parse_answers({"path": str(self.path_argument)}).above(given)

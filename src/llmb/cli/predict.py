@@ -378,9 +378,9 @@ def plan(
 
     All valid layouts are searched: tensor, pipeline, virtual, context and expert parallel sizes, micro-batches,
     recomputation and sharding. Sizes that are specified, --recompute and --dp-sharding apply to every layout. Layouts
-    that do not fit in memory, as estimated with a margin, are omitted. The others are listed by predicted step time,
-    followed by the layout of the recipe, which is compared with the fastest, term by term. Offloading to the CPU is not
-    searched. To measure the layouts, run them as a campaign (--output).
+    that do not fit in memory, as estimated with a margin, are omitted. The others are listed by predicted step time
+    or, with --goal token, by GPU time per token, followed by the layout of the recipe, which is compared with the first
+    term by term. Offloading to the CPU is not searched. To measure the layouts, run them as a campaign (--output).
 
     Examples:
 

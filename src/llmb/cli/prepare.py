@@ -273,7 +273,7 @@ def image(
     """Import a container image as a file for all nodes: squashfs for Pyxis, SIF for Apptainer.
 
     The import command is printed and run. The file has its name, such as nvidia+nemo+26.04.01.sqsh, only once it
-    is complete; an existing file with this name is kept.
+    is complete; without --force, an existing file is kept.
 
     Enroot or Apptainer must be installed, with its own credentials for private registries: never put a password in
     SOURCE.

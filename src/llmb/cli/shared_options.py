@@ -233,7 +233,7 @@ def only_value(name: str, placed: str | None, flagged: str | None) -> str | None
 
 
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces the first parameters of a command by options.
+    """Return a decorator that replaces the first parameters of a command with options.
 
     Each of these parameters receives the result of one of ``makers``, which is called with its options. A record with
     fields that are annotated as typer's options is also a maker."""

@@ -54,7 +54,7 @@ class Question:
         return None
 
     def check(self, value: str) -> str | None:
-        """Describe any problem with a value, except that it is not a valid choice; return None if it has no problem."""
+        """Describe any problem with ``value`` but that it is not a choice; return None if there is no such problem."""
         return None
 
     def problem(self, value: str) -> str | None:
@@ -157,7 +157,7 @@ class JobState(Record):
 
 
 class JobHandle(Protocol):
-    """The fields of a job in the history that schedulers use."""
+    """The fields that schedulers use of a job in the history."""
 
     @property
     def key(self) -> str: ...
@@ -344,7 +344,7 @@ class Cluster:
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return settings from the shell, ``partition`` and this partition's section; raise UsageError if invalid."""
+        """Return overriding settings, from the shell, ``partition`` and its section; raise UsageError if invalid."""
         return ()
 
     def offer(self) -> Offer:

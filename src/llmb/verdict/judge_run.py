@@ -104,7 +104,7 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """Judge a log by the published figure of its recipe or, if the catalogue lacks its model, by one of the model."""
+    """Judge a log by the published figure of its recipe, or of its model if the catalogue has no such recipe."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
@@ -148,7 +148,7 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
-    """Judge a run by the matching entry of the user's file; without one, it is 'not comparable', or 'invalid'."""
+    """Judge a run by the matching entry of the user's file; a run without an entry is not comparable or invalid."""
     stated = stated_conditions(run)
     entry = expectations.entry_for(stated)
     if isinstance(entry, Missing):

@@ -65,7 +65,7 @@ class Varied:
 
 
 def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
-    """Return the keys that may differ: keys in ``names``, and the keys of modes in it; raise UsageError for others."""
+    """Return the keys that may differ. ``names`` are keys, or modes with several keys; raise UsageError for others."""
     modes = {mode.name: mode for mode in modes_file().modes}
     keys = set(known_keys)
     chosen = []
@@ -275,7 +275,7 @@ def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
 
 
 def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> RunSpread | None:
-    """Return the spread of earlier repeats of two single runs on the same nodes, the larger one; None otherwise."""
+    """Return the larger spread of the sides' earlier repeats; None unless each side is one run on the same nodes."""
     if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
         return None
     compared = {run.counted_as for run in (*before, *after)}

@@ -176,7 +176,7 @@ def _documented(run: AnalyzedRun, record: RunRecord) -> dict[str, Value]:
 
 
 def ways_of_engine(plan: EnginePlan) -> dict[str, Value]:
-    """Return the engine's values for published conditions that its plan determines, in the documents' terms."""
+    """Return the engine's values for published conditions, as its plan determines them, in the documents' terms."""
     even, path = plan.force_load_balancing or plan.capacity_factor == 1.0, plan.compute_path
     # Only for matrices in bf16, and in eager code not for layers that share a gathered input.
     whole_inputs = path.compiled or not path.overlaps_tp

@@ -25,7 +25,7 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """A log's means in the window; None if the run failed. ``left out``: no run's log, or recording slowed the run."""
+    """A log's means in the window; None if unknown. ``left out``: the log has no run, or recording slowed the run."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]

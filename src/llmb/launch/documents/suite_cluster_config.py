@@ -251,7 +251,7 @@ def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None
 
 
 def _variables(values: Values, where: str, result: Translation, slurm: Data | None = None) -> dict[str, str]:
-    """Return the environment variables of jobs; with ``slurm``, convert variables of the scripts to settings."""
+    """Return the environment variables of jobs; add variables of the suite's scripts to ``slurm``, if it is passed."""
     variables = {}
     for name, value in values.items():
         text = str(value)

@@ -163,8 +163,8 @@ def read_variables(
 ) -> Reading:
     """Return the options that ``environ`` sets for a launch of ``workload``. Empty variables count as unset.
 
-    ``options`` are all that variables may set. Variables for options in ``explicit``, from the command line, are
-    ignored. Raises UsageError with every variable that does not apply, is invalid, or contradicts another.
+    ``options`` are all options that variables may set. Variables for options in ``explicit``, set on the command line,
+    are ignored. Raises UsageError with every variable that does not apply, is invalid, or contradicts another.
     """
     reading, problems = _Readings(options), list[str]()
     for variable in variables:
@@ -276,7 +276,7 @@ def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> 
 
 
 def _is_near(name: str, valid: str) -> bool:
-    """Return True if ``name``, which resembles ``valid``, is not much longer or shorter, as names with a prefix are."""
+    """Return True if ``name``, which resembles ``valid``, has the same letters or, if it is long, about as many."""
     letters = _letters(name)
     long = len(valid) >= SHORTEST_INEXACT
     return letters == valid or (long and abs(len(letters) - len(valid)) <= MOST_LETTERS_MORE)
@@ -305,7 +305,7 @@ def read_launch(
 ) -> RequestedLaunch:
     """Return the job that a launch of ``model``, a workload with or without its size, requests.
 
-    ``values`` are all options, with defaults; ``explicit`` are those specified on the command line, which override
+    ``values`` are all options, with defaults; ``explicit`` are options set on the command line, which override
     variables. Raises UsageError if a variable is invalid or the size or scale is missing.
     """
     workload, own_size = split_model(catalogue, model)
@@ -352,7 +352,7 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with the variable for GPUs or nodes; None if it is the default, or one is chosen."""
+    """Return the newest release with the variable for GPUs or nodes; None for the default or a chosen release."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a job (those of its run are elsewhere), and settings of its workers."""
+"""Options of a job beyond those of its run, and settings of its workers."""
 
 import re
 from collections.abc import Iterator, Mapping

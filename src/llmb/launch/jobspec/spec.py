@@ -237,7 +237,7 @@ class JobSpec(Record):
 
     @property
     def bind_arguments(self) -> tuple[str, str] | None:
-        """Arguments of ``llmb.launch.bind`` before the worker's command; None if workers are not bound."""
+        """Return the arguments of ``llmb.launch.bind`` before the worker's command; None if workers are not bound."""
         cpu, numa = str(self.binding.cpu), self.binding.numa
         if numa == "auto" and (cpu != "none" or not self.gpus or self.placement.processes_per_node == 1):
             numa = "none"

@@ -32,7 +32,7 @@ def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | N
     """Conclude a run, complete its record with network and verdict, and remove the files that the record replaces.
 
     The result is written before it is judged. With ``spec``, files are also linked under the names in the recipe's
-    document. Raises OSError as ``conclude_run`` does.
+    document. Raises OSError if the steps cannot be read now but may be readable later.
     """
     concluded = conclude_run(folder, record, end)
     write_record(folder, concluded)
@@ -142,7 +142,7 @@ class EndedRun:
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read an ended run; raise UsageError if its record is invalid or shows no end, BrokenRecord for invalid steps."""
+    """Read an ended run; raise UsageError if it has not ended or has no valid record, BrokenRecord for bad steps."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:

@@ -187,7 +187,7 @@ def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> It
 
 
 def scheduler_variables(script: LaunchScript) -> dict[str, str]:
-    """Return the names of the script's variables for the scheduler's options, by the keys of ``Launch.named``."""
+    """Return the names of the script's variables for ``account``, ``partition``, ``time`` and ``flags``, if any."""
     variables = variables_by_option(script)
     pairs = {"account": "account", "partition": "partition", "time": "time_limit", "flags": "slurm_arg"}
     return {name: variables[option].name for name, option in pairs.items() if option in variables}

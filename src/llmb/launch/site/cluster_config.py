@@ -186,7 +186,7 @@ def combined(site: SettingsFile, user: SettingsFile | None, schema: type[Cluster
 
 
 def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterConfig:
-    """Read the settings below ``install`` without the user's; raises UsageError as ``read_cluster_file`` does."""
+    """Read the settings below ``install`` without the user's; raise UsageError if they are invalid."""
     return combined(read_cluster_file(install / CLUSTER_CONFIG, schema), None, schema)
 
 

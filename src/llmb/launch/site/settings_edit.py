@@ -55,7 +55,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
 
 
 def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
-    """Remove a key from a settings file; raise UsageError if the key is not set, and errors as ``set_value`` does."""
+    """Remove a key from a settings file; raise UsageError if llmb cannot, EnvironmentProblem if writing fails."""
     keys = split_key(schema, key)
     before = _text(path)
     try:

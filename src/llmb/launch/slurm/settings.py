@@ -203,7 +203,7 @@ class SlurmSettings(Record):
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 
     def types_of(self, partition: str | None) -> dict[str, str]:
-        """Return GPU types by partition, for partitions in a comma-separated list with a configured type."""
+        """Return the configured GPU types by partition, for a list of partitions separated by commas."""
         names = partition_names(partition)
         types = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
         return {name: gpu_type for name, gpu_type in types.items() if gpu_type}

@@ -40,7 +40,7 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def with_profiler(plan: AnyPlan) -> AnyPlan:
-    """Return the plan with the profiler that this machine has, if the plan permits PyTorch's instead of nsys."""
+    """Return the plan, with PyTorch's profiler instead of nsys if nsys is missing here and the plan permits this."""
     profile = plan.profile
     if profile is None or not profile.or_torch:
         return plan

@@ -236,8 +236,8 @@ def _arguments(script: Script, plan: Plan, choices: Choices, save_dir: str) -> I
 
 
 def _sizes(script: Script, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield arguments for the global batch size, and for sizes that differ from the script's recipe or, if that is
-    unknown, all sizes but EP and ETP. An argument also replaces the recipe's variables and stages."""
+    """Yield arguments for the global batch size, and for sizes that differ from the script's recipe (if that is
+    unknown, all sizes but EP and ETP): an argument would also replace the recipe's variables and stages."""
     base = script.base.sizes if script.base else {"ep": layout.ep, "etp": layout.etp}
     for name, argument in SIZES.items():
         size, own = getattr(layout, name), base.get(name, 1 if script.base else None)

@@ -211,7 +211,7 @@ def _routes(moe: MixtureOfExperts, family: Family, *, shares: bool) -> bool:
 def trained_recipe(recipe: Recipe, sharding: DpSharding | None) -> Recipe:
     """Return the recipe as torchtitan trains it: without multi-token prediction, and with notes on other differences.
 
-    Published figures do not hold for a model that lacks a part.
+    Without multi-token prediction, published figures do not apply, and are removed.
     """
     parts = recipe.model.other_parts
     recipe = recipe.model_copy(update={"decisions": (*recipe.decisions, *_differences(recipe, sharding))})
