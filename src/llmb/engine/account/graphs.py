@@ -153,7 +153,7 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Return the FLOPs of ``products`` matrix products in span attention. query: [batch, queries, heads, head_dim]."""
+    """Return the FLOPs of ``products`` products in span attention. numbers: the 4 fields of each ``TokenSpan``."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Campaigns: select many jobs, read the files that list them, and queue each exactly once."""
+"""Campaigns of many jobs: reads the files that list them, selects the jobs, and queues each exactly once."""

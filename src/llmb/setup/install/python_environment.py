@@ -274,7 +274,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
-    """Return the packages of an interpreter. Raise EnvironmentProblem if it cannot run jobs, such as without torch."""
+    """Return the packages of an interpreter. Raise EnvironmentProblem if it lacks one or cannot run jobs."""
     packages = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
     output = ask_program([str(python), "-c", PROOF, *packages], PROOF_LIMIT_S, cwd=None)
     if output.code is None:
