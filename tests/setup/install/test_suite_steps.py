@@ -323,7 +323,7 @@ def test_what_others_made_is_not_changed(
     assert (nemo / "mine").exists()
     launch = root / "suites" / "v25.12" / "llama3" / "finetune" / "launch.sh"
     launch.write_text("changed\n")
-    with pytest.raises(EnvironmentProblem, match=r"not the suite as released: .*launch.sh is modified") as caught:
+    with pytest.raises(EnvironmentProblem, match=r"(?s)not the suite as released:.*launch.sh is modified") as caught:
         install(LORA)
     assert (caught.value.where, launch.read_text()) == (str(root / "suites" / "v25.12"), "changed\n")
 

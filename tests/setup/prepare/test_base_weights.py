@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_not_taken_for_prepared(root: Path, folders: Pre
     result = invoke("checkpoint", *TINY)
     assert isinstance(result.exception, UsageError)
     assert "weights/__0_0.distcp is missing" in str(result.exception)
-    assert "remove this folder, and prepare it again" in str(result.exception)
+    assert "away, and run this command again" in str(result.exception)
 
 
 @pytest.mark.parametrize(

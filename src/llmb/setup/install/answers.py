@@ -41,11 +41,11 @@ class Answers(Record):
     question.
     """
 
-    path: Annotated[str | None, _place(help="Folder of the installation (LLMB_INSTALL).", folder=True)] = None
+    path: Annotated[str | None, _place(help="Shared folder to install to. Default: LLMB_INSTALL.", folder=True)] = None
     workloads: Annotated[
         tuple[str, ...],
         _place(
-            help="Workload to install, or 'all' for those that the GPU type runs. Repeatable, or separated by commas.",
+            help="Workload to install; all: those that run on the GPU type. Repeatable, or separated by commas.",
             flags=("-w", "--workload", "--workloads"),
             repeatable=True,
         ),
@@ -53,38 +53,47 @@ class Answers(Record):
     suite_releases: Annotated[
         tuple[str, ...],
         _place(
-            help="Also install the reference suite's own software of this release, such as 25.04, for the workloads in "
-            "its document. Repeatable, or separated by commas.",
+            help="Also install the reference suite's own software of this release, such as 25.04, for the chosen "
+            "workloads that the release has. Repeatable, or separated by commas.",
             flags=("--suite-releases", "--suite-release"),
             repeatable=True,
         ),
     ] = ()
     scheduler: str | None = None
-    gpu_type: Annotated[str | None, _cluster(help="GPU type, such as h100, or cpu.", set_by=("GPU_TYPE",))] = None
-    node_architecture: Annotated[
-        Literal["x86_64", "aarch64"] | None, _cluster(help="Architecture of the nodes that train.")
+    gpu_type: Annotated[
+        str | None, _cluster(help="GPU type, such as h100, or cpu. Default: as detected.", set_by=("GPU_TYPE",))
     ] = None
-    gpus_per_node: Annotated[int | None, _cluster(help="GPUs per node.", minimum=1)] = None
+    node_architecture: Annotated[
+        Literal["x86_64", "aarch64"] | None,
+        _cluster(help="Architecture of the nodes that train. Default: as detected, else this machine's."),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None, _cluster(help="GPUs per node. Default: as detected, else as usual for the GPU type.", minimum=1)
+    ] = None
     fabric: Annotated[
-        str | None, _cluster(help="Network between nodes, by its name in the catalogue, or none. Default: none.")
+        str | None,
+        _cluster(help="Network between nodes, by its name in the catalogue. Default: none; NCCL then chooses."),
     ] = None
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every job; no secrets."""
     environment: Annotated[
-        EnvironmentKind | None, _software(help="Tool that creates the Python environment, or 'existing'.")
+        EnvironmentKind | None,
+        _software(
+            help="Tool that creates the environment; existing: use --python. Default: uv if installed, else venv."
+        ),
     ] = None
     python: Annotated[
         str | None,
         _software(
-            help="Python that creates the environment (for uv and conda, also a version), or the existing one. "
-            "Default: the one running this command."
+            help="Python for the environment: a program, for uv also a version, for conda only a version. "
+            "Default: the Python that runs this command."
         ),
     ] = None
     torch: Annotated[
         str | None,
         _software(
-            help="Build of PyTorch: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for that of "
-            "--python."
+            help="PyTorch build: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for that of "
+            "--python. Default: cpu without GPUs, else the newest for this machine's driver, or pypi if it has none."
         ),
     ] = None
     torch_version: Annotated[str | None, _software(help="Version of PyTorch, such as 2.11.0. Default: >=2.11.")] = None
@@ -96,18 +105,20 @@ class Answers(Record):
         ),
     ] = None
     container_runtime: Annotated[Runtime | None, _software(help="Container runtime. Default: none.")] = None
-    image: Annotated[str | None, _software(help="Container image: a file, or a name in a registry.")] = None
+    image: Annotated[str | None, _software(help="Image for --container-runtime: a file, or a name in a registry.")] = (
+        None
+    )
     image_folder: Annotated[
         str | None, _software(help="Folder for images. Default: 'images' in the installation.", folder=True)
     ] = None
     prepare: Annotated[
-        Where | None, _data(help="Prepare data and checkpoints of fine-tunings: here, in a job, or not.")
+        Where | None, _data(help="Prepare data and checkpoints of fine-tunings: on this machine, in jobs, or not.")
     ] = None
     dataset_source: Annotated[
-        str | None, _data(help="Folder or file with the dataset. Default: the hub.", folder=True)
+        str | None, _data(help="Folder or file with the dataset. Default: the Hugging Face hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _data(help="Folder of the Hugging Face model. Default: the hub.", folder=True)
+        str | None, _data(help="Folder with the Hugging Face model. Default: downloaded from the hub.", folder=True)
     ] = None
     size: Annotated[str | None, _data(help="Model size to prepare. Default: all documented sizes.")] = None
 

@@ -64,7 +64,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
         raise UsageError(f"the file has old keys: {', '.join(old)}", where=str(path), do="rename these keys")
     slurm = data.get("slurm") or {}
     if not isinstance(slurm, dict):
-        raise UsageError("slurm must be a mapping", where=str(path))
+        raise UsageError("slurm must be a mapping of keys to values", where=str(path), do="indent its keys below it")
     keys = NEW_KEYS | IGNORED_KEYS | {*SAME_KEYS}
     if others := [str(key) for key in data if key not in keys]:
         raise UsageError(f"the file has unknown keys: {', '.join(others)}", where=str(path), choices=sorted(keys))
@@ -83,7 +83,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
     """Return the variables without secrets, and warn of each secret by name; raise UsageError if they are invalid."""
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
-        raise UsageError("environment_vars must be a mapping of names to values", where=str(path))
+        raise UsageError("environment_vars must be a mapping of names to values, none of them empty", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
     secrets = [name for name, value in texts.items() if holds_secret(name, value)]
     for name in secrets:
@@ -203,7 +203,7 @@ def check_settings(journal: Journal, section: Section) -> None:
     if odd := changes(journal.root, {key: value for key, value in section.items() if key in there}):
         lines = "\n".join(f"  {line}" for line in odd)
         do = "change the file or the answers, or add --keep-settings to keep the file as it is"
-        raise UsageError(f"{CLUSTER_CONFIG} exists, but is not from this installer:\n{lines}", where=str(path), do=do)
+        raise UsageError(f"{CLUSTER_CONFIG} is not from this installer, and differs:\n{lines}", where=str(path), do=do)
 
 
 def user_changes(journal: Journal, section: Section) -> list[str]:

@@ -81,9 +81,7 @@ def read_state(root: Path) -> InstallState | None:
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replace ``path`` atomically, and overwrite leftovers of a killed installer; only one process writes at a time.
-
-    Raise EnvironmentProblem if the file cannot be written.
-    """
+    Raise EnvironmentProblem if the file cannot be written."""
     temporary = partial_of(path)
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -161,10 +159,8 @@ class Journal:
 
 @contextmanager
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
-    """Yield the locked journal of ``root``; create both if they do not exist.
-
-    Raise EnvironmentProblem if another installer is running, or if a file cannot be written.
-    """
+    """Yield the locked journal of ``root``; create both if they do not exist. Raise EnvironmentProblem if another
+    installer is running, or if a file cannot be written."""
     _begin(root, answers)
     with locked_journal(root) as journal:
         yield journal
@@ -181,7 +177,8 @@ def locked_journal(root: Path) -> Iterator[Journal]:
         partial_of(state_path(root)).unlink(missing_ok=True)
         state = read_state(root)
         if state is None:
-            raise EnvironmentProblem("the installation was just removed", where=str(root), do="run the command again")
+            do = "to install again, run 'llmb install'"
+            raise EnvironmentProblem("another process has just removed the installation", where=str(root), do=do)
         yield Journal(root, state)
 
 

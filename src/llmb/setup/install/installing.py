@@ -74,8 +74,7 @@ class Installed:
 
 def all_answers(answers: Answers, root: Path) -> Answers:
     """Return the explicit answers, completed from the installation in ``root`` or, if there is none, from
-    cluster_config.yaml in ``root``. Raise UsageError if a file cannot be used.
-    """
+    cluster_config.yaml in ``root``. Raise UsageError if a file cannot be used."""
     state = read_state(root)
     if state is None:
         return answers.above(answers_in(root))

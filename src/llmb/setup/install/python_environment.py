@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates and tests the Python environment for all jobs of an installation, and inspects
-the machine on which it is created."""
+"""Creates and tests the Python environment for an installation's jobs, and inspects the machine that creates it."""
 
 import json
 import os
@@ -253,10 +252,7 @@ def _with_extras(package: str) -> str:
 def run_visibly(
     command: Sequence[str], *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Run a program with visible output; it is terminated if this process ends for any reason.
-
-    Raise EnvironmentProblem if it fails.
-    """
+    """Run a program with visible output; it ends if this process ends. Raise EnvironmentProblem if it fails."""
     sys.stderr.flush()
     try:
         process = subprocess.run(
@@ -276,19 +272,22 @@ def _name(command: Sequence[str]) -> str:
 def proven(python: Path, answers: Answers) -> PythonContents:
     """Return the packages of an interpreter. Raise EnvironmentProblem if it lacks one or cannot run jobs."""
     packages = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
+    is_existing = answers.environment == EXISTING
     output = ask_program([str(python), "-c", PROOF, *packages], PROOF_LIMIT_S, cwd=None)
     if output.code is None:
         raise EnvironmentProblem(f"this Python does not run: {output.problem}", where=str(python))
     if output.code:
         last = output.errors.strip().splitlines()[-1:] or ["no output"]
         do = f"pass the --python of an environment with {' and '.join(packages)}, or create one with --environment venv"
+        do = do if is_existing else "pass another --package, --torch or --torch-version"
         raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
     try:
         contents = PythonContents.model_validate(json.loads(output.text))
     except (ValueError, RecursionError) as error:
-        raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
+        raise EnvironmentProblem(f"the output of this Python is not JSON: {error}", where=str(python)) from error
     if contents.llmb != llmb.__version__:
-        do = f"install llmb {llmb.__version__} there, or use the llmb of that Python"
+        how = "install" if is_existing else "pass a --package with"
+        do = f"{how} llmb {llmb.__version__}, or use the llmb of that Python"
         raise EnvironmentProblem(
             f"that Python has llmb {contents.llmb}, but this is llmb {llmb.__version__}", where=str(python), do=do
         )

@@ -382,7 +382,7 @@ class Interview:
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
-            do = "pass these options, or set their keys in --config FILE; on a terminal, 'llmb install' asks for them"
+            do = "pass them as options or as keys of --config FILE; on a terminal, without --yes, 'llmb install' asks"
             raise UsageError(f"{noun} missing or invalid:\n{lines}", do=do)
         return self.answers
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llmb.base.errors import EnvironmentProblem
+from llmb.base.errors import EnvironmentProblem, itemized
 from llmb.launch.documents.launch_scripts import (
     NEMO_RUN,
     REPOSITORY,
@@ -151,8 +151,10 @@ class _Software:
     def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:
         """Clone to ``target``, which appears once complete; raise EnvironmentProblem if it exists or cloning fails."""
         if target.exists():
-            changed = "; ".join(changed_files(target, self.script)) if target.parent.name == SUITES else "other files"
-            raise EnvironmentProblem(f"this folder is not {what}: {changed}", where=str(target), do=MOVE)
+            changed = changed_files(target, self.script) if target.parent.name == SUITES else []
+            raise EnvironmentProblem(
+                f"this folder is not {what}{':' * bool(changed)}{itemized(changed)}", where=str(target), do=MOVE
+            )
         before, path = partial_of(target), str(target.relative_to(self.root))
         unfinished = str(before.relative_to(self.root))
         environ = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
@@ -214,7 +216,7 @@ class _Software:
         folder, path = self.environment(), _own_environment(self.script)
         if folder != self.root / path:
             commit = self.script.commits[NEMO_RUN]
-            do = f"install that commit there, or unset reference_suite.environments.{self.script.workload}"
+            do = f"install it, or unset reference_suite.environments.{self.script.workload} in {CLUSTER_CONFIG}"
             raise EnvironmentProblem(f"this environment lacks NeMo-Run at commit {commit}", where=str(folder), do=do)
         if folder.exists() and not self.journal.entry(path):
             raise EnvironmentProblem("this environment is incomplete", where=str(folder), do=MOVE)

@@ -75,7 +75,7 @@ def _complete(target: Path) -> SavedCheckpoint:
     try:
         return read_checkpoint(target)
     except UsageError as error:
-        raise UsageError(error.what, where=error.where, do="remove this folder, and prepare it again") from error
+        raise UsageError(error.what, where=error.where, do=f"move {target} away, and run this command again") from error
 
 
 def _other(target: Path, what: str) -> UsageError:

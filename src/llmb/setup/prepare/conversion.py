@@ -224,7 +224,8 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
     on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
     if corrupt := corrupt_files(source.path, checksums, threads, count):
         what = f"these files are corrupt; their SHA-256 differs from that of the hub:{itemized(corrupt)}"
-        raise UsageError(what, where=str(source.path), do="remove these files, and download them again")
+        do = "remove these files, and those that they link to; then download the model again"
+        raise UsageError(what, where=str(source.path), do=do)
 
 
 def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
@@ -346,15 +347,14 @@ def base_and_adapters(
 
 
 def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoint:
-    """Find the base of the adapters in ``checkpoint``: at ``explicit``, or where it was during training.
-
-    Raise UsageError if it is missing, or is a different checkpoint.
-    """
+    """Find the base of the adapters in ``checkpoint``: at ``explicit``, or where it was during training. Raise
+    UsageError if it is missing, or is a different checkpoint."""
     recorded = checkpoint.record.base
     path = explicit or (Path(recorded.path) if recorded and recorded.path else None)
     if recorded is None or recorded.path is None or path is None:
         text = base_text(recorded) if recorded else "unknown weights"
-        raise UsageError(f"these adapters belong to {text}, which are not in a checkpoint", where=str(checkpoint.path))
+        what, do = f"these adapters belong to {text}, which are not in a checkpoint", "omit --merge and --base"
+        raise UsageError(what, where=str(checkpoint.path), do=do)
     base = read_checkpoint(path)
     check_base(base, checkpoint.record.model)
     origin = origin_of(base, recorded.name)
@@ -373,7 +373,7 @@ def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     if problems := list(adapter_problems(config)):
         raise UsageError(f"these adapters are unsupported:{itemized(problems)}", where=str(source / ADAPTER_CONFIG))
     if not (source / ADAPTER_FILE).is_file():
-        raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source))
+        raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source), do="pass a folder saved by peft")
     check_base(base, request.model)
     check_converter()
     check_free(target)
@@ -402,9 +402,8 @@ def check_base(base: SavedCheckpoint, model: Model) -> None:
     if base.record.lora:
         raise UsageError("the base contains only adapters", where=str(base.path), do="pass a --base with weights")
     if differences := list(model_differences(model, base.record.model)):
-        raise UsageError(
-            f"the base is a model other than {model.model} {model.size}:{itemized(differences)}", where=str(base.path)
-        )
+        what = f"the base is not {model.model} {model.size}:{itemized(differences)}"
+        raise UsageError(what, where=str(base.path), do="pass the base of these adapters with --base")
 
 
 def adapter_record(

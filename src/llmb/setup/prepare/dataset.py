@@ -26,7 +26,7 @@ Say = Callable[[str], object]
 LOCK = ".lock"
 PATIENCE_S = 2.0
 MB = 10**6
-FORCE = "pass --force to prepare it again and replace what exists"
+FORCE = "pass --force to prepare the dataset again; without --source, its samples come from the hub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +162,8 @@ class _Preparation:
             raise UsageError(f"prepared files are damaged:{itemized(damage)}", where=str(folder), do=FORCE)
 
     def _kept(self, folder: Path, samples: SampleFiles) -> PackedDataset | None:
-        """Return the packed dataset in ``folder``; None if there is none, or with ``force``.
-
-        Raise UsageError if it is incomplete, damaged, or not made from ``samples``.
-        """
+        """Return the packed dataset in ``folder``; None if there is none, or with ``force``. Raise UsageError if it is
+        incomplete, damaged, or not made from ``samples``."""
         record = None if self.request.force else read_packed(folder)
         if record is None:
             return None

@@ -42,7 +42,6 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json"
 """Files of a model: no pickles, and no copies of the weights in other formats in subfolders."""
 RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 THREADS = 4
-ELSEWHERE = "run the command on a machine with a network, or pass local files with --source or --tokenizer"
 LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token from https://huggingface.co/settings/tokens"
 
 
@@ -75,7 +74,7 @@ def fetch_model(
     if the hub fails.
     """
     if page is None:
-        do = "pass a local folder with --source or --tokenizer; 'llmb prepare sample' creates small ones"
+        do = f"pass a local folder with {'--source' if weights else '--tokenizer'}; 'llmb prepare sample' creates one"
         raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
     patterns, needed = (MODEL_FILES, ("config.json", "*.safetensors")) if weights else (TOKENIZER_FILES, (TOKENIZER,))
     return Hub(folders.hub, page=page).fetch(name, "model", patterns, needed, on_bytes)
@@ -126,18 +125,18 @@ class Hub:
         Without a network, return the folder of an earlier download. Raise errors as ``fetch_model`` does.
         """
         check_installed("downloading", "huggingface_hub")
-        cache = hub_cache(self.folder)
+        cache, local = hub_cache(self.folder), "--tokenizer" if needed == (TOKENIZER,) else "--source"
         try:
             path = self._download(name, kind, cache, patterns, on_bytes)
         except _failures() as error:
             if _is_local(error):
                 assert isinstance(error, OSError)
                 raise cannot_write(cache, error) from error
-            raise _explained(error, name, self.page or f"https://huggingface.co/{name}").error from error
+            raise _explained(error, name, self.page or f"https://huggingface.co/{name}", local).error from error
         files = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
         if missing := _missing(needed, files):
             what = f"{name} has no {' and no '.join(missing)} on the hub, or in the local cache"
-            raise UsageError(what, where=str(path), do="pass local files with --source or --tokenizer")
+            raise UsageError(what, where=str(path), do=f"pass local files with {local}")
         return path
 
     def _download(self, name: str, kind: Kind, cache: Path, patterns: Sequence[str], on_bytes: OnBytes) -> Path:
@@ -201,7 +200,7 @@ def _failures() -> tuple[type[Exception], ...]:
     return (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
 
 
-def _explained(error: Exception, name: str, page: str) -> Refusal:
+def _explained(error: Exception, name: str, page: str, local: str = "--source") -> Refusal:
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -212,7 +211,8 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     if isinstance(error, OfflineModeIsEnabled):
-        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset this variable, {ELSEWHERE}"))
+        do = f"unset this variable, or pass local files with {local}"
+        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=do))
     if isinstance(error, UnicodeEncodeError):  # of the header with the token
         return Refusal(EnvironmentProblem("the token has invalid characters", do=LOG_IN), access="token rejected")
     if isinstance(error, GatedRepoError):
@@ -230,8 +230,8 @@ def _explained(error: Exception, name: str, page: str) -> Refusal:
     if status is not None:
         what = f"the hub answered {status} for {name}"
         return Refusal(InfrastructureError(what, do="retry later"))
-    what = f"the hub cannot be reached: {_first_line(error)}"
-    return Refusal(EnvironmentProblem(what, do=ELSEWHERE))
+    do = f"run this command on a machine with network access, or pass local files with {local}"
+    return Refusal(EnvironmentProblem(f"the hub cannot be reached: {_first_line(error)}", do=do))
 
 
 def _is_local(error: BaseException) -> bool:
@@ -289,10 +289,8 @@ class RepositoryAccess:
 def needed_repositories(
     catalogue: Catalogue, models: Iterable[tuple[str, str]], *, weights: bool = True, data: bool = True
 ) -> tuple[NeededRepository, ...]:
-    """Return the repositories of workloads and sizes without duplicates; weights include the tokenizer.
-
-    Raise UsageError for a workload that needs no preparation.
-    """
+    """Return the repositories of workloads and sizes without duplicates; weights include the tokenizer. Raise
+    UsageError for a workload that needs no preparation."""
     files: dict[tuple[str, Kind, str], list[str]] = {}
     for workload, size in models:
         source = source_of(catalogue, workload, size)
@@ -310,10 +308,8 @@ def can_check() -> bool:
 
 
 def check_access(repositories: Sequence[NeededRepository], endpoint: str | None = None) -> tuple[RepositoryAccess, ...]:
-    """Check access to each repository with one small request and the user's token, without retries.
-
-    Raise EnvironmentProblem if the library that contacts the hub is not installed.
-    """
+    """Check access to each repository with one small request and the user's token, without retries. Raise
+    EnvironmentProblem if the library that contacts the hub is not installed."""
     access = []
     for repository in repositories:
         refusal = access_refusal(repository.name, repository.kind, repository.page, endpoint)

@@ -42,20 +42,23 @@ class PrepareChoices(Record):
     skip_dataset: Annotated[bool, _option(help="Do not submit a job for the dataset.")] = False
     skip_checkpoint: Annotated[bool, _option(help="Do not submit a job for the checkpoint.")] = False
     gpu_type: Annotated[
-        str | None, _option(help="GPU type to train on, which determines the sequence length. Default: all GPU types.")
+        str | None, _option(help="GPU type to pack for. Default: that of cluster_config.yaml, else all GPU types.")
     ] = None
     seq_len: Annotated[
         int | None,
-        _option(help="Sequence length of packs. Default: the layouts' lengths.", minimum=2, metavar="TOKENS"),
+        _option(help="Tokens per pack. Default: as the layouts for --gpu-type.", minimum=2, metavar="TOKENS"),
     ] = None
     dataset_source: Annotated[
-        str | None, _option(help="Folder or file with the dataset. Default: the hub.", folder=True)
+        str | None, _option(help="Folder or file with the dataset. Default: the Hugging Face hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _option(help="Folder of the Hugging Face model. Default: the hub.", folder=True)
+        str | None, _option(help="Folder with the Hugging Face model. Default: downloaded from the hub.", folder=True)
     ] = None
     tokenizer: Annotated[
-        str | None, _option(help="tokenizer.json, or its folder. Default: the model's.", folder=True)
+        str | None,
+        _option(
+            help="tokenizer.json, or its folder. Default: from --checkpoint-source, else the model's.", folder=True
+        ),
     ] = None
 
 
@@ -67,8 +70,8 @@ def preparation_orders(
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
     if choices.skip_dataset and choices.skip_checkpoint:
-        what = "both the dataset and the checkpoint are skipped"
-        raise UsageError(what, do="omit --skip-dataset or --skip-checkpoint")
+        do = "omit --skip-dataset or --skip-checkpoint, or unset SKIP_DATASET_DOWNLOAD or SKIP_IMPORT_CHECKPOINT"
+        raise UsageError("both the dataset and the checkpoint are skipped", do=do)
     if source.page is None:
         _check_given(source, workload, size, choices, site)
     gpu_type = choices.gpu_type or scheduler_of(site).defaults(site, options).gpu_type

@@ -140,8 +140,7 @@ def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], s
 
 def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[list[int], int]:
     """Write all samples that have an answer to ``target``; return the offset of each and of the end, and the number
-    of samples without an answer.
-    """
+    of samples without an answer."""
     starts, unanswered = [0], 0
     with target.open("wb") as stream:
         for path in paths:

@@ -43,10 +43,8 @@ def from_question(context: str, question: str, answers: tuple[str, ...]) -> Data
 
 
 def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
-    """Convert a row, with a question or with input and output, to a sample; return None if it has no answer.
-
-    Raise Malformed for any other row.
-    """
+    """Convert a row, with a question or with input and output, to a sample; return None if it has no answer. Raise
+    Malformed for any other row."""
     if "input" in row:
         _require(row, TEMPLATED_KEYS)
         answers = row.get("original_answers", ())
@@ -145,7 +143,7 @@ def split_files(source: Path) -> Files:
                 f"there are several files of {split} samples",
                 where=str(source),
                 choices=names,
-                do="rename all but one of these files, or pass one file with --source",
+                do="move all but one of these files elsewhere, or pass one file with --source",
             )
     return parts
 
@@ -168,10 +166,8 @@ def _holds(path: Path, split: Split) -> bool:
 
 
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:
-    """Yield every sample of a file, in order; None for a question without an answer.
-
-    Raise UsageError, with the line or the position, for anything that is not a sample.
-    """
+    """Yield every sample of a file, in order; None for a question without an answer. Raise UsageError, with the line or
+    the position, for anything that is not a sample."""
     for place, row in _rows(path):
         try:
             yield from_row(row)

@@ -88,10 +88,8 @@ class _Target:
 def verify_prepared(
     catalogue: Catalogue, workload: str, size: str, folders: PreparedFolders, on_progress: OnProgress | None
 ) -> Verification:
-    """Compare the sizes of all files with their records; with ``on_progress``, also verify the files' checksums.
-
-    Raise UsageError for a workload that needs no preparation.
-    """
+    """Compare the sizes of all files with their records; with ``on_progress``, also verify the files' checksums. Raise
+    UsageError for a workload that needs no preparation."""
     source, model = source_of(catalogue, workload, size), find_model(catalogue, workload, size)
     target = _Target(workload, size, source, model, folders)
     documented = find_workload(catalogue, workload).checkpoints.get(size)
