@@ -197,7 +197,7 @@ def test_the_last_lines_of_a_log_are_found_from_its_end(end: bytes, count: int) 
 
 def test_a_run_without_a_log_says_what_its_job_waits_for() -> None:
     job = row("k1", "7", "m_1")
-    with pytest.raises(UsageError, match="the run has no log; the job is SUBMITTING"):
+    with pytest.raises(UsageError, match="the job has no log; it is SUBMITTING"):
         list(job_log(job, None))
 
 

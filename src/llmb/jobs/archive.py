@@ -108,7 +108,8 @@ def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
     group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
     path = f"{WORKLOADS}/{workload}/experiments/{experiment}/{group}/{folder.name}"
     if not _FOLDER.fullmatch(path):
-        raise UsageError("archives cannot contain a run folder with this name", where=str(folder.path))
+        what = "archives accept only letters, digits and _.+=@,- in the names of a run's folders"
+        raise UsageError(what, where=str(folder.path))
     return path
 
 

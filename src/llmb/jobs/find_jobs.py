@@ -58,8 +58,9 @@ def find_run(store: Store, text: str) -> Job:
     """Find a job as ``find_job`` does; raise UsageError if it is not a run."""
     job = find_job(store, text)
     if job.kind != "run":
-        do = f"run 'llmb jobs show {job.job_id}' to see the job, or {SHOWN_BY[job.kind]} to see its result"
-        raise UsageError(f"job {job.job_id} is a {job.kind} ({job.subject}), not a run", where=job.run_dir, do=do)
+        name = job.job_id or job.id
+        do = f"run 'llmb jobs show {name}' to see the job, or {SHOWN_BY[job.kind]} to see its result"
+        raise UsageError(f"job {name} is a {job.kind} ({job.subject}), not a run", where=job.run_dir, do=do)
     return job
 
 
@@ -107,7 +108,7 @@ def _ambiguous(text: str, jobs: list[Job]) -> UsageError:
     return UsageError(
         f"'{text}' matches {len(jobs)} jobs",
         choices=choices,
-        do=f"pass more of the beginning of the name, or an id, such as '{jobs[-1].job_id}'",
+        do=f"pass more of the beginning of the name, or an id, such as '{jobs[-1].job_id or jobs[-1].id}'",
     )
 
 

@@ -119,7 +119,8 @@ def _latest(install: Path, say: Say) -> RecordedRun:
         what, do = "no run has ended successfully yet", f"pass a run's id; the newest are: {'; '.join(newer[:NEAR])}"
         raise UsageError(what, where=str(install), do=do)
     if folders:
-        raise UsageError("all runs here are imported", where=str(install), do="pass the id of a run; see 'llmb runs'")
+        do = "pass the id of a run; see 'llmb runs'"
+        raise UsageError("'latest' ignores imported runs, and all runs here are imported", where=str(install), do=do)
     raise UsageError("there are no runs yet", where=str(install), do="start one with 'llmb run' or 'llmb submit'")
 
 
@@ -284,7 +285,8 @@ def _days(first: str, last: str) -> tuple[float, float]:
         start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
     except ValueError as error:
         do = "pass dates such as 2026-11-01..2026-11-07"
-        raise UsageError(f"'{first}..{last}' has an invalid date", do=do) from error
+        text = first if first == last else f"{first}..{last}"
+        raise UsageError(f"'{text}' has an invalid date", do=do) from error
     if end < start:
         raise UsageError(f"'{first}..{last}' ends before it begins", do=f"pass {last}..{first}")
     return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()

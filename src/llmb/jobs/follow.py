@@ -33,7 +33,7 @@ def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
     if path is None:
         why = f": {job.reason}" if job.reason else ""
         do = "pass --follow to wait for it" if job.live else None
-        raise UsageError(f"the run has no log; the job is {job.state}{why}", where=job.run_dir, do=do)
+        raise UsageError(f"the job has no log; it is {job.state}{why}", where=job.run_dir, do=do)
     with path.open("rb") as stream:
         stream.seek(0 if lines is None else start_of_last(stream, lines))
         while chunk := stream.read(CHUNK_BYTES):

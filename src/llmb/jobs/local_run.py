@@ -231,7 +231,7 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
     scale = request.scale
     if started and scale not in (None, started.world_size):
         what = f"--scale is {scale}, but the number of started ranks is {started.world_size}"
-        raise UsageError(what, do="omit --scale, or start that many ranks")
+        raise UsageError(what, do="omit --scale, or start as many ranks as --scale")
     if started:
         scale = started.world_size
     elif scale is None and gpu_type == CPU:

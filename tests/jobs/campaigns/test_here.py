@@ -83,7 +83,7 @@ def test_what_cannot_run_here_is_said_before_anything_runs(llmb: Run, install: P
     file = tmp_path / "sweep.txt"
     file.write_text("pretrain_llama3.1 8b bf16 8 gpu_type=h100\n")
     done = llmb("bulk", str(file), "--yes", LLMB_INSTALL=str(install))
-    assert done.returncode == 2 and "the campaign cannot be queued" in done.stderr
+    assert done.returncode == 2 and "the campaign cannot run" in done.stderr
     file.write_text("pretrain_llama3.1 tiny fp32 1 partition=batch\n")
     done = llmb("bulk", str(file), "--yes", LLMB_INSTALL=str(install))
     assert done.returncode == 2 and "does not support --partition" in done.stderr

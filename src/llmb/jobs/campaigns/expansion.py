@@ -54,7 +54,7 @@ class Selection:
         _selection(
             name="dtype",
             flags=("-d", "--dtype"),
-            help="Precision, or several. Default: bf16 for a single recipe (fp32 on a CPU), else all.",
+            help="Precision, or several. Default: the file's, else fp32 on CPUs, bf16 for a single recipe, or all.",
             form=WORD,
         ),
     ] = ()
@@ -63,7 +63,7 @@ class Selection:
         _selection(
             name="scale",
             flags=("-n", "--gpus", "--scale"),
-            help="Number of GPUs, or several. Default: the smallest for a single recipe, else all published ones.",
+            help="Number of GPUs, or several. Default: the file's, else the smallest for a single recipe, or all.",
             minimum=1,
         ),
     ] = ()
@@ -79,8 +79,10 @@ class Selection:
     """True to select only proxies, at their own scales."""
     everything: bool = False
     """True if an empty field selects all values even for a single recipe, rather than the default."""
-    gpu_type: Annotated[str | None, _selection(help="GPU type from the catalogue, or cpu.", form=WORD)] = None
-    release: Annotated[str | None, _selection(help="Release of the reference document. Default: the newest.")] = None
+    gpu_type: Annotated[str | None, _selection(help="GPU type, or cpu. Default: from file or settings.", form=WORD)] = (
+        None
+    )
+    release: Annotated[str | None, _selection(help="Document release. Default: the file's, else the newest.")] = None
 
     @property
     def names_one(self) -> bool:
@@ -107,7 +109,7 @@ class Entry:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the workers."""
     repeats: Annotated[
-        int, _selection(flags=("-r", "--repeats"), help="Number of runs of each recipe. Default: 1.", minimum=1)
+        int, _selection(flags=("-r", "--repeats"), help="Runs of each recipe. Default: the file's, else 1.", minimum=1)
     ] = 1
     profile: Annotated[bool, Option(help="Profile every run.")] = False
     add_profile: Annotated[bool, Option(help="Add one profiled run of each recipe.")] = False
@@ -274,7 +276,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             for recipe in _recipes(catalogue, entry, gpu_type):
                 _add_jobs(entry, recipe, expansion)
             if expansion.size == before:
-                raise UsageError("no recipe matches")
+                raise UsageError("no recipe matches", do="see 'llmb list'")
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {problem_text(error)}")
         if len(expansion.jobs) > MOST_JOBS:

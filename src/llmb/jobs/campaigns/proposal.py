@@ -176,10 +176,10 @@ def check_jobs(
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:
         do = see("run-many-recipes", "for the format of files") if requested.problems else None
-        raise UsageError(f"the campaign cannot be queued:{itemized(problems)}", do=do)
+        raise UsageError(f"the campaign cannot run:{itemized(problems)}", do=do)
     if not jobs:
         raise UsageError(
-            f"there is no job to queue{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list' for recipes"
+            f"there is no job to run{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list' for recipes"
         )
     return jobs, left_out
 
@@ -248,7 +248,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
     if problems := list(limit_problems(selection)):
         raise UsageError("\n".join(problems))
     if selection.scales and (selection.max_scale is not None or selection.min_scale):
-        raise UsageError("--scale cannot be combined with --max-scale or --min-scale", do="omit --scale, or the others")
+        raise UsageError("--scale cannot be combined with --max-scale or --min-scale", do="pass only --scale, or omit it")
     return selection
 
 
@@ -278,8 +278,7 @@ POLL_S = 1.0
 
 def queue_one(context: CampaignContext, order: Order, say: Say) -> Job:
     """Queue one job. Raise UsageError or EnvironmentProblem if it is rejected, InfrastructureError or UserInterrupt if
-    it may still have been queued.
-    """
+    it may still have been queued."""
     with open_history(context.install, say) as store, unanswered_is_explained():
         return submit_order(store, order, context.environ, key=new_key())
 
@@ -339,10 +338,8 @@ def _submit_all(
 
 
 def _find(context: CampaignContext, job: CampaignJob, history: Store, say: Say) -> Job | None:
-    """Return the job if an earlier client submitted it successfully, else None.
-
-    Raise InfrastructureError if the scheduler does not answer.
-    """
+    """Return the job if an earlier client submitted it successfully, else None. Raise InfrastructureError if the
+    scheduler does not answer."""
     row = history.by_key(job.key)
     while row and row.job_id is None and row.state != NOT_SUBMITTED:
         # A submission counts as failed only after a while, because the scheduler may still be processing it.

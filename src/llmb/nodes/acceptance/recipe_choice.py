@@ -55,7 +55,7 @@ def choose_recipes(
     if wanted:
         scale = wanted.scale or (gpus if gpu_type else None)
         if scale and scale > gpus:
-            what = f"--scale is {scale}, but the number of available GPUs is {gpus}"
+            what = f"--scale is {scale}, but the number of available {'cores' if gpu_type == CPU else 'GPUs'} is {gpus}"
             raise UsageError(what, do="pass a smaller --scale")
         request = replace(wanted, gpu_type=gpu_type or wanted.gpu_type, scale=scale)
         return [_chosen(catalogue, request, [wanted.dtype] if wanted.dtype else [])]

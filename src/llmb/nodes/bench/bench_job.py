@@ -130,10 +130,8 @@ def _end_in(folder: RunFolder, what: str, how: str) -> BenchEnd:
 
 
 def run_here(order: TaskOrder, environ: Mapping[str, str]) -> BenchEnd:
-    """Measure on the nodes of the scheduler's job in which this process runs.
-
-    Raises RunFailed if there is no result, UserInterrupt on a signal, and the errors of ``JobOrder.write``.
-    """
+    """Measure on the nodes of the scheduler's job in which this process runs. Raises RunFailed if there is no result,
+    UserInterrupt on a signal, and the errors of ``JobOrder.write``."""
     folder = stamped_folder(order.parent, order.name)
     order.write(folder)
     variables = order.scheduler.variables_here(environ)
@@ -158,12 +156,14 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
     """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU; raise UsageError if the
     number of GPUs is unknown."""
-    chosen = scheduler_of(site).defaults(site, options)
+    scheduler = scheduler_of(site)
+    chosen = scheduler.defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
     gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None
     per_node = ranks or options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
-        do = "pass --ranks or --gpus-per-node, if the command has them, or set gpu_type in cluster_config.yaml"
+        key = scheduler.gpus_key if CPU in (device, chosen.gpu_type) else "gpu_type"
+        do = f"pass --ranks or --gpus-per-node, if the command has them, or set {key} in cluster_config.yaml"
         raise UsageError("the number of processes per node is not specified", do=do)
     placement = Placement(options.nodes or 1, per_node, whole_nodes=on_gpus)
     return Nodes(placement, "cuda" if on_gpus else "cpu", chosen.gpu_type if on_gpus else CPU)

@@ -38,12 +38,12 @@ def calibrate_with_bench(
         if gpu_type_of(row.device, types) != gpu.gpu_type:
             raise UsageError(
                 f"{title} measured {row.device}, but the prediction is for {gpu.gpu_type}",
-                do="pass --calibrate with measurements of that GPU type",
+                do=f"pass --calibrate with measurements of {gpu.gpu_type}",
             )
     rates = _Rates(list(newest.values()), plan, gpu, usual)
     if not rates.texts:
         do = "run 'llmb bench gemm', 'llmb bench attention', 'llmb bench memory' or 'llmb bench collectives' on a GPU"
-        raise UsageError(f"{title} contains no measurement that predictions use", do=do)
+        raise UsageError(f"the result of {title} contains no measurement that predictions use", do=do)
     text = f"{title}: {', '.join(rates.texts)}; the rest as in published steps"
     machine = MeasuredMachine(rates.products, rates.links, rates.exchanges)
     return replace(usual, text=text, rates=rates.rates, machine=machine, error="bench")
@@ -97,7 +97,7 @@ class _Rates:
         if too_fast := [each for each, seconds in times.items() if seconds <= 0]:
             shape = f"{too_fast[0].rows} x {too_fast[0].inner} x {too_fast[0].columns}"
             what = f"the matrix product {shape} took less time than writing its result to memory"
-            raise UsageError(what, do="run 'llmb bench gemm' again")
+            raise UsageError(what, do="run 'llmb bench memory' and 'llmb bench gemm' again")
         mean = sum(times.values()) / sum(nominal.values())
         self.rates[dtype] = mean
         self.products |= {each: times[each] / nominal[each] / mean for each in times}

@@ -62,8 +62,9 @@ def expert_exchange(request: CollectiveRequest, recipe: Recipe) -> CollectiveReq
     """
     layout = recipe.layout
     if layout.ep == 1:
-        what = f"{recipe.title()} exchanges no tokens between experts, because EP is 1"
-        raise UsageError(what, do="pass --ep 8, or another --workload")
+        why = "EP is 1" if recipe.model.moe else "the model has none"
+        do = "pass --ep 2 or more" if recipe.model.moe else "pass a --workload with experts; see 'llmb list'"
+        raise UsageError(f"{recipe.title()} exchanges no tokens between experts, because {why}", do=do)
     rows = expert_rows(recipe.model, layout, recipe.capacity_factor) // layout.etp
     size = (FP32 if recipe.dtype is Dtype.FP32 else BF16) * recipe.model.hidden_size * rows
     sized = replace(request, collectives=("alltoall",), least=size, most=size)

@@ -389,8 +389,7 @@ def resolved_here(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
     """Return a recipe, by default for this machine's GPU type; raise UsageError if it does not exist. Its dtype is the
-    first of ``dtypes`` that recipes can have, because shapes do not depend on it.
-    """
+    first of ``dtypes`` that recipes can have, because shapes do not depend on it."""
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}
     if gpu_type is None and device == "cuda":
@@ -452,7 +451,7 @@ def raise_if_incomplete(measured: MeasurementFile) -> None:
         raise RunFailed(
             f"out of memory: {'; '.join(map(_named, memory))}",
             where=memory[0].reason,
-            do=SMALLER.get(memory[0].benchmark, SMALLER_SHAPE),
+            do=SMALLER_SHAPE if measured.recipe else SMALLER.get(memory[0].benchmark, SMALLER_SHAPE),
         )
     if not measured.measurements:
         reasons = dict.fromkeys(row.reason for row in measured.not_measured)
