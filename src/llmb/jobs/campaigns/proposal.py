@@ -248,7 +248,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
     if problems := list(limit_problems(selection)):
         raise UsageError("\n".join(problems))
     if selection.scales and (selection.max_scale is not None or selection.min_scale):
-        raise UsageError("--scale cannot be used with --max-scale or --min-scale", do="pass only --scale, or omit it")
+        raise UsageError("--scale cannot be combined with --max-scale or --min-scale", do="omit --scale, or the limits")
     return selection
 
 
