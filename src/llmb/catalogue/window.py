@@ -17,7 +17,7 @@ DOCUMENTED_STEPS = 50
 
 
 def check_rule(rule: str) -> None:
-    """Raise UsageError if ``rule`` is not a window."""
+    """Raise UsageError if ``rule`` does not select a window."""
     if rule not in WINDOW_RULES[:-1]:
         _literal(rule)
 

@@ -148,7 +148,7 @@ def nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that may affect a run's speed, without secrets and the rendezvous store."""
+    """Return the variables that may affect a run's speed, except secrets and variables of the rendezvous store."""
     variables = sorted(without_secrets(environ).items())
     return {name: value for name, value in variables if name.startswith(RECORDED) and not name.startswith(STORE)}
 

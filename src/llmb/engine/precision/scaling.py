@@ -52,7 +52,7 @@ class Factors(NamedTuple):
 
     @staticmethod
     def of(numbers: Sequence[Tensor]) -> "Factors":
-        """Return the factors with these ``numbers``."""
+        """Return the factors from ``numbers``: scale and inverse of input, weight and gradient, in this order."""
         return Factors(Factor(*numbers[:2]), Factor(*numbers[2:4]), Factor(*numbers[4:]))
 
 

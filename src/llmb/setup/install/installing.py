@@ -129,7 +129,7 @@ def install_all(
 
 
 def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
-    """Run the steps in order. Raise the error of the first step that fails; earlier steps stay done."""
+    """Run the steps in order. Raise the first failed step's error, or UserInterrupt; earlier steps stay done."""
     results = []
     for number, step in enumerate(steps, start=1):
         if step.is_done():
