@@ -468,7 +468,7 @@ class _Rank:
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Return the bytes of unsent gradients: ``sums`` less ``sent`` elements; for GA 1, ``elements`` and a table."""
+        """Return the bytes of unsent gradients: ``sums`` less ``sent`` or, if GA is 1, ``elements`` and the head."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent
@@ -501,7 +501,7 @@ class _Rank:
         return max(at_end, first, key=_total)
 
     def at_update(self) -> dict[str, int]:
-        """Return the peak by owner in the update, which copies one gradient at a time to fp32; empty if none."""
+        """Return the peak by owner in the update, which copies one gradient at a time to fp32; empty without copies."""
         size = self.gradient_bytes if self.sharding == "none" else self.reduced_bytes
         if size == FP32 or self.sharding == "full" or self.plan.lora is not None:
             return {}

@@ -276,7 +276,7 @@ def predicted_seconds(catalogue: Catalogue, plan: EnginePlan, software: str) -> 
 
 
 def error_names(plan: EnginePlan, gpu: Gpu, calibration: Calibration) -> list[str]:
-    """Return the names of the expected errors: of the case or calibration, and of aspects that few steps cover."""
+    """Return the names of the expected errors: of the case or calibration, an untried GPU type, and aspects."""
     if calibration.error == "recipe":  # the calibration run has all aspects of the plan
         return ["recipe"]
     names = [calibration.error] if calibration.error == "node" else [error_case(plan, gpu, calibration.software)]

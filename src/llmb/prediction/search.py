@@ -306,7 +306,7 @@ def _slower_pct(plan: EnginePlan, changed: EnginePlan, step_time: StepTime) -> f
 
 
 def _fitting(plan: EnginePlan, changes: tuple[_Change, ...]) -> tuple[EnginePlan, float] | None:
-    """Return the changed plan and the GiB of its fullest rank; None if it does not fit, or changes conflict."""
+    """Return the changed plan and the GiB of its fullest rank; None if it does not fit, or if a change is invalid."""
     changed: EnginePlan | None = plan
     for change in changes:
         changed = change.apply(changed) if changed else None

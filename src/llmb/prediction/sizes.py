@@ -211,7 +211,7 @@ class Sizes:
         return (0 if normed else self.query + 2 * self.key) - (self.query if gathers else self.key)
 
     def _saved_by_experts(self, moe: MixtureOfExperts, fp8: bool, trained: bool) -> int:
-        """Return the bytes of the inputs of experts' products, and of outputs that are weighted.
+        """Return the bytes that experts save: the inputs of their products, and outputs that are weighted.
 
         Experts are not compiled, so ``selective`` saves their input and the results of all products and exchanges,
         needed or not.

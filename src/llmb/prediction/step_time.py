@@ -373,7 +373,7 @@ class _Step:
         return found
 
     def _exchange(self, exchanges: Iterable[tuple[Messages, float]], micro_batch_s: float) -> Amount:
-        """Return the delay by the exchange of gradients and parameters, part of which is hidden behind passes.
+        """Return the delay caused by the exchange of gradients and parameters, part of which is hidden behind passes.
 
         Gradients are sent during the last backward pass, and parameters gathered during the first forward pass, or in
         an interleaved pipeline during one pass per pipeline rank. Parameters that are gathered for each pass, and

@@ -174,7 +174,7 @@ def _parts(logs: Floats, part: range) -> Iterator[range]:
 
 
 def _split(values: Floats, steps: int) -> list[int] | None:
-    """Return the indices at which the level changes, once or twice; None if chance explains the changes."""
+    """Return the indices at which the level changes, ``steps`` times (1 or 2); None if chance explains the changes."""
     from scipy.special import stdtr
 
     count = len(values)

@@ -165,7 +165,7 @@ def logits_text(recipe: Recipe, *, kept: bool) -> str:
 
 
 class Choices(Record):
-    """The choices of a run; None means the default, such as the recipe's value or that of the checkpoint to resume."""
+    """The choices of a run. None means a default, such as the value of the recipe or of the checkpoint to resume."""
 
     steps: Annotated[
         int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)

@@ -468,7 +468,7 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Return the steady window of ``steps``, or None without one; it may include step numbers that ``steps`` lacks."""
+    """Return the steady window of ``steps``, perhaps with step numbers that ``steps`` lacks; None if there is none."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None

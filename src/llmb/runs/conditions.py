@@ -331,7 +331,7 @@ class ConditionRule(Record):
     why: str
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
-        """Return the effect on a comparison of ``kind``; None if ignored. ``both``: True if neither value is None."""
+        """Return the effect on comparisons with this kind of reference; None if ignored. ``both``: no value is None."""
         stated: ReferenceKind = "expectation" if kind == "prediction" else kind
         effect = self.unknown if not both else self.differs
         effect = effect[stated] if isinstance(effect, dict) else effect
@@ -400,7 +400,7 @@ def fault_texts(faults: Faults, run_id: str) -> dict[str, str]:
 
 
 def together(sides: Iterable[Values]) -> dict[str, str]:
-    """Combine the strings of several runs by key: distinct strings are joined, other work's numbers become ranges."""
+    """Combine the strings of several runs by key: join distinct strings, and turn numbers of other work into ranges."""
     every = list(sides)
     keys = dict.fromkeys(key for side in every for key in side)
     texts = {key: BETWEEN_RUNS.join(dict.fromkeys(side[key] for side in every if key in side)) for key in keys}

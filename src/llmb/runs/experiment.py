@@ -190,7 +190,7 @@ def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
 
 
 def release_checkpoints(run: RunFolder, plan: Plan) -> None:
-    """Remove the claimed folder of a run that does not start, if it is empty."""
+    """Remove the checkpoint folder that was claimed for a run that does not start, if the folder is empty."""
     folder = run.checkpoints_of(plan)
     if plan.checkpoint_dir is not None and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -134,7 +134,7 @@ def _left(status: RankStatus) -> bool:
 
 
 def _silent_text(silent: Sequence[RankStatus], awake: Sequence[Beat]) -> str:
-    """Describe silent ranks, with the step in which the others wait: the silent ranks' last heartbeat is older."""
+    """Describe silent ranks, with the step in which the others wait, because silent ranks' heartbeats are older."""
     beats = [status.beat for status in silent if status.beat]
     parts = []
     if beats:

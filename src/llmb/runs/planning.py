@@ -258,7 +258,7 @@ def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: 
 
 
 def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialWeights:
-    """Return a checkpoint as initial weights; ``name`` is its model's name, by default that of its source or run."""
+    """Return a checkpoint as initial weights; the model's ``name`` is by default that of the source folder or run."""
     record = saved.record
     source = record.imported_from
     origin_name = Path(source.path).name if source else f"{record.workload} {record.size} after {record.step} steps"

@@ -163,7 +163,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Parse each line of a file, if it exists; omit an invalid last line. Raise BrokenRecord if another is invalid."""
+    """Parse each line of a file, if it exists; omit an invalid last line. Raise BrokenRecord if others are invalid."""
     if not path.exists():
         return []
     records: list[Line] = []

@@ -243,7 +243,7 @@ def _logs_below(folder: Path, name: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of one rank. ``most`` is greater than ``least`` if sizes are grouped by powers of two."""
+    """A call of one rank, with ``least`` to ``most`` elements, which differ if sizes are grouped by powers of two."""
 
     operation: str
     least: int
@@ -348,7 +348,7 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Return offsets in the log that ``--nccl-trace`` noted: starts of steps, with the step, and ends, with None."""
+    """Return the offsets in the log that ``--nccl-trace`` noted, each with the step that starts there; None at ends."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []

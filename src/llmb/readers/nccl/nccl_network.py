@@ -443,7 +443,7 @@ def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | No
 
 
 def _plugin(transport: str) -> str:
-    """Return the plugin of a transport, which has the plugin's name, or ``internal`` for NCCL's own transports."""
+    """Return the plugin of a transport, which has the same name; ``internal`` for NCCL's own transports."""
     return "internal" if set(transport.split(" and ")) <= {*network_names().internal, "MNNVL"} else transport
 
 

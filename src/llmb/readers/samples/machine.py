@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """Report the events of a run. ``nodes``: all its nodes, empty if unknown; ``count``: their minimum, if known."""
+    """Report the events of a run. ``nodes``: all of them, none if unknown; ``count``: their minimum number or None."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):

@@ -164,7 +164,7 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
-    """Return each reading of the settings that affect weights, normalized; None if the file does not specify one.
+    """Return each reading of the settings that affect weights, normalized; settings that the file lacks are None.
 
     There are two readings if it has rotary settings both where transformers 5 keeps them and where older versions do:
     the version of transformers decides which counts.

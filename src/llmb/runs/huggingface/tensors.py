@@ -313,7 +313,7 @@ def adapter_config(lora: Lora, model: Model, base: str | None) -> dict[str, Any]
 
 
 def adapter_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings of ``adapter_config.json`` that are unsupported or not numbers."""
+    """Yield unsupported settings of ``adapter_config.json``, and a rank or alpha that is not a number."""
     for name, supported in UNSUPPORTED.items():
         if name in config and config[name] not in supported:
             yield f"{name} is {config[name]}, which is unsupported"
