@@ -39,7 +39,7 @@ class Links:
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Ranks of each group (two neighbors for ``pp``), and how many share an NVLink domain, by name of the group."""
+        """Number of ranks in each group (at most 2 for ``pp``), and of those in one NVLink domain, by group name."""
         layout, domain = self.layout, self.gpu.nvlink_domain_gpus
         dense, experts = layout.dp * layout.cp // self.replicas.dense, layout.edp // self.replicas.experts
         found = {

@@ -149,7 +149,7 @@ def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
 
 
 def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Candidate | Missing:
-    """Predict the recipe in its layout, without recompute, even if it does not fit; Missing if the layout is wrong."""
+    """Predict a recipe in its layout, without recompute, even if it does not fit; Missing if the layout is invalid."""
     own = choices.model_copy(update={"recompute": "none", "parallelism": Parallelism()})
     if problems := check_layout(recipe.model, recipe.layout) or [*own.parallelism.problems(recipe.layout)]:
         return Missing("; ".join(problems))

@@ -211,7 +211,7 @@ MOST_BLOCKS = 512
 
 
 def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | None:
-    """Return the longest part at a constant level; None if it has less than a third of the steps, or fewer than 8.
+    """Return the longest part of the steps at a constant level; None if it has less than a third, or fewer than 8.
 
     ``step_times_s`` are all step times of one attempt, finite, in order, and numbered from ``first_step``. With fewer
     than 10 steps, return None.

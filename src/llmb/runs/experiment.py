@@ -52,7 +52,7 @@ def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
 
 
 def _parts(plan: Plan, program: str, arguments: Mapping[str, str]) -> str:
-    """Return the GPU type unless cpu, any other program, and differences from the recipe, each after an underscore."""
+    """Return the rest of the name, each part after an underscore: GPU type, program, differences from the recipe."""
     parts = [*_layout_parts(plan.recipe), *_program_parts(program, arguments)]
     settings = "_".join([*_data_parts(plan), *_engine_parts(plan)])
     parts.append(settings if len(settings) <= LONGEST else f"set-{_digest(settings)}")

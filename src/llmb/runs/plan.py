@@ -159,7 +159,7 @@ class Plan(Record):
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Return the origin of ``weights``; without them, the origin that ``start`` records, or unknown; else random."""
+    """Return the origin of ``weights``; without them, that recorded in ``start`` or unknown; without both, random."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:

@@ -179,7 +179,7 @@ def worst(verdicts: Iterable[Verdict]) -> VerdictName:
 
 
 class Result(ReasonedRecord):
-    """Status, reason and measurements of a run; unavailable values are None. The keys are a public interface."""
+    """Status, reason and measurements of a run, or None if unavailable. Its keys are part of the public interface."""
 
     status: Status
     reason: str | None

@@ -278,7 +278,7 @@ def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
 
 
 def _number(word: str) -> tuple[float | None, str | None]:
-    """Return the value, or None and its text if it is not finite. Raise ValueError if it is not a number."""
+    """Return a finite number and None, or None and the text. Raise ValueError if it is not a number."""
     value = float(word)
     return (value, None) if math.isfinite(value) else (None, word)
 
