@@ -101,10 +101,10 @@ def accept(
 ) -> None:
     """Check whether this machine, or each of several nodes, is as fast as it should be: all checks in one command.
 
-    The command checks the node, measures its parts, and trains a recipe that fits its GPUs in bf16 and fp8, or a tiny
-    recipe on a CPU. The step time is compared with the published figure, or else the prediction, and with the previous
-    acceptance. With --nodes, nodes of a cluster are tested alone, then in pairs, and then the fit nodes train together.
-    The result is a sentence, a table, a page, and an archive to send.
+    The command checks the node, measures its parts, and trains a recipe that fits its GPUs in bf16 and fp8 (a tiny
+    recipe on a CPU or GPUs of an unknown type). The step time is compared with the published figure, or else the
+    prediction, and with the previous acceptance. With --nodes, nodes of a cluster are tested alone, then in pairs, and
+    then the fit nodes train together. The result is a sentence, a table, a page, and an archive to send.
 
     An interrupted acceptance is resumed by calling the same command again.
 
@@ -190,7 +190,7 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
 
 
 def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> AcceptedNodes:
-    """Return the first usable nodes by name, as many as requested; raise UsageError if there are too few."""
+    """Return the first usable nodes, as many as requested; raise UsageError if there are too few."""
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
     given = {"partition": cluster.partition, "account": cluster.account, "nodes": cluster.nodes}

@@ -383,7 +383,7 @@ SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
 def _of_experts(
     request: CollectiveRequest, shapes: dict[str, Any], placed: Placed, given: Mapping[str, Any]
 ) -> CollectiveRequest:
-    """Return the request for a recipe's exchange between experts; raise UsageError if the recipe has no exchange."""
+    """Return the request for a recipe's exchange between experts; raise UsageError for other recipes or options."""
     if own := [name for name in ("names", "min_size", "max_size", "factor") if name in given]:
         what = "COLLECTIVE" if own[0] == "names" else f"--{own[0].replace('_', '-')}"
         raise UsageError(f"--experts measures a fixed all-to-all and does not accept {what}", do=f"omit {what}")

@@ -89,8 +89,8 @@ def export_(
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model (safetensors files and config.json), or adapters for peft.
 
-    The command needs memory for the weights of one file, or for the largest tensor, and for all adapters. The folder
-    gets its final name only when all files are on disk. Adapters are written in fp32.
+    The command needs memory for the weights of one file or, if larger, the largest tensor, and for all adapters. The
+    folder gets its final name only when all files are on disk. Adapters are written in fp32.
 
     Examples:
 

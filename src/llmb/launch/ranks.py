@@ -94,7 +94,7 @@ def _arrivals() -> int:
 
 
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
-    """Wait until all ranks have ended, shortly after one has failed, or for a signal; return the exit code.
+    """Wait until all ranks have ended, until shortly after one has failed, or for a signal; return the exit code.
 
     All ranks that fail in that time are reported, because the first that is noticed may not have failed first.
     """

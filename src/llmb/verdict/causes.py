@@ -283,7 +283,7 @@ def expert_imbalance(run: Evidence) -> CauseShare | Missing | None:
 
 
 def exposed_communication(run: Evidence) -> CauseShare | Missing | None:
-    """Find exposed communication in a trace or, without one, as the time in which parameters are gathered."""
+    """Find exposed communication in a trace or, without one, as the time between layers for gathering parameters."""
     if run.work and run.work.ranks == 1:
         return None
     if run.trace:

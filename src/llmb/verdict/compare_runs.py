@@ -101,7 +101,7 @@ class Comparison(Record):
     after: str
     vary: tuple[str, ...]
     verdict: VerdictName
-    """The worst verdict of all rows, or 'not comparable': without rows, or if a recipe only has flawed runs after."""
+    """The worst verdict of all rows; 'not comparable' if there are none, or a recipe only has flawed runs after."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     """Differences between all compared runs of the two sides; several values of a side are separated by commas."""
@@ -185,8 +185,8 @@ def _left_out(one: ExcludedRun, side: Side) -> LeftOutRun:
 
 
 def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName:
-    """Return the worst verdict, counting 'not comparable' without rows, and if a recipe has only flawed runs after."""
     found: list[VerdictName] = [row.verdict for row in rows]
+    # A recipe with only flawed runs after the change may be broken.
     if not rows or any(one.side == "before" and one.reason for one in unmatched):
         found.append("not comparable")
     return min(found, key=WORST.index)

@@ -113,7 +113,7 @@ class Expectations:
 
     @property
     def without_source(self) -> tuple[str, ...]:
-        """The places of the entries without a source."""
+        """Return the places of the entries without a source."""
         return tuple(entry.where for entry in self.entries if not entry.expected.source)
 
     def tolerance_of(self, entry: ExpectationEntry) -> Tolerance:

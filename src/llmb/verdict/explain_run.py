@@ -198,7 +198,7 @@ def _differing(
 
 
 def _suspected(differing: Mapping[CauseName, CauseShare]) -> dict[CauseName, CauseShare]:
-    """Return the differences. Causes that rank first may be behind others, so their share of 0 becomes unknown."""
+    """Return ``differing``, with an unknown share instead of 0 for ``first`` causes, which may be behind others."""
     return {
         name: replace(item, share_s=item.share_s or None) if cause_rules().rule(name).first else item
         for name, item in differing.items()
@@ -236,7 +236,7 @@ def _command(rule: CauseRule, words: Words) -> str:
 
 
 def _order(cause: Cause) -> tuple[bool, float, int]:
-    """Return a sort key: first the causes that rank first, then by share, then by order in the data file."""
+    """Return a sort key: ``first`` causes lead; others follow by share; equal causes are in the data file's order."""
     names = [rule.name for rule in cause_rules().causes]
     first = cause_rules().rule(cause.name).first
     share_s = -1.0 if first or cause.share_s is None else cause.share_s
@@ -260,7 +260,7 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow compared with ``against`` or else the reference of ``verdict``, by default the run's.
+    """Explain why ``run`` is slow compared with ``against``, else with the reference of ``verdict`` or its own verdict.
 
     Return None for a run without a step time. Raise BrokenRecord or OSError if its steps cannot be read.
     """

@@ -46,7 +46,7 @@ def modes_file() -> ModesFile:
 
 @dataclass(frozen=True, slots=True)
 class Varied:
-    """The keys of a configuration that may differ between the two sides."""
+    """The keys of a configuration that may differ between the two sides of a comparison."""
 
     patterns: tuple[str, ...] = ()
     order: tuple[str, ...] = ()

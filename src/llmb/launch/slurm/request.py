@@ -269,7 +269,7 @@ def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) -> Flags:
-    """Return the flags that request GPUs; raise UsageError if ``chosen`` requests fewer per node than processes."""
+    """Return the flags that request GPUs; raise UsageError if ``chosen`` requests too few for the processes."""
     chosen_flags = {name: chosen[name] for name in GPU_FLAGS if name in chosen}
     requested = requested_flags(chosen_flags)
     counts = [count for name, value in requested.items() for count in _gpus(name, value or "")]
