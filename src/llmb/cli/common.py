@@ -155,7 +155,7 @@ def _common(
         bool, _kept_here("--help", "-h", help="Show this message and exit.", callback=_help, is_eager=True)
     ] = False,
 ) -> None:
-    """Declare the common options; nothing calls this. No command may have parameters with the same names."""
+    """Declare the common options. Nothing calls this function. No command may have parameters of the same names."""
 
 
 @contextmanager

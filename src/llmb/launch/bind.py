@@ -138,7 +138,7 @@ def bind_memory(node: int, policy: int) -> str | None:
 
 
 def main(cpu: str, numa: str, *command: str) -> None:
-    """Bind this process to CPUs and memory, log both, and execute the worker's command."""
+    """Bind this process to CPUs and memory, log this or why it is not bound, and execute the worker's command."""
     where, rank = os.environ.get("SLURMD_NODENAME") or platform.node(), os.environ["LOCAL_RANK"]
     policy = MPOL_PREFERRED if numa == "auto" else MPOL_BIND
     if numa == "auto":

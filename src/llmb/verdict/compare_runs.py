@@ -143,7 +143,7 @@ def compare_runs(
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """Compare runs by recipe. If ``after`` is None or has the same runs, compare groups of ``before``.
+    """Compare runs by recipe; if ``after`` is None or the same, compare groups of ``before`` that differ in ``vary``.
 
     ``earlier`` returns earlier repeats of a run, which show the spread if a row has one run on each side.
     Raise UsageError for an unknown name in ``vary``, and if ``vary`` is empty but both sides are the same runs.

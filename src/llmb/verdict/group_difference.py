@@ -76,7 +76,7 @@ def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str
 
 
 def _common_effect(strata: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, int]:
-    """Return the weighted mean of the strata's differences of means, its standard error and degrees of freedom."""
+    """Return the weighted mean difference between each stratum's lists, its standard error and degrees of freedom."""
     cells = [cell for stratum in strata for cell in stratum]
     freedom = sum(len(cell) - 1 for cell in cells)
     if freedom < 1:

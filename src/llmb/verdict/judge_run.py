@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def compared_s(self) -> float | None:
-        """The step time that is compared: the median if several runs are compared with runs, otherwise the mean."""
+        """Return the step time that is compared: the median of several runs compared with runs, otherwise the mean."""
         if self.times is None:
             return None
         counted = [run for run in self.runs if flaw_of(run) is None]

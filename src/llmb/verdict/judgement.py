@@ -314,7 +314,7 @@ def judge_against_figure(
 def _finding_against_figure(
     times: Statistics | None, flaw: str | None, reference: Reference, tolerance: Tolerance, *, alike: bool
 ) -> Verdict:
-    """Judge regardless of conditions. ``alike``: the reference is a published figure with the window of the run."""
+    """Return the verdict regardless of conditions. ``alike``: the reference is published, with the same window."""
     if times is None:
         return Verdict(verdict="invalid", soft=False, reason=flaw)
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)

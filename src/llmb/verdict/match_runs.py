@@ -21,7 +21,7 @@ DATA = Path(__file__).with_name("compare_modes.yaml")
 
 
 class Mode(Record):
-    """A name for several keys that differ together."""
+    """A name, for ``--vary``, of several keys of a configuration that differ together."""
 
     name: str
     title: str

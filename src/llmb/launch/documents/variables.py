@@ -276,7 +276,7 @@ def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> 
 
 
 def _is_near(name: str, valid: str) -> bool:
-    """Return True if ``name``, which resembles ``valid``, has the same letters or, if it is long, about as many."""
+    """Return True if ``name``, which resembles ``valid``, has the same letters or, for a long name, about as many."""
     letters = _letters(name)
     long = len(valid) >= SHORTEST_INEXACT
     return letters == valid or (long and abs(len(letters) - len(valid)) <= MOST_LETTERS_MORE)
@@ -352,7 +352,7 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with the variable for GPUs or nodes; None for the default or a chosen release."""
+    """Return the newest release with the variable for GPUs or nodes; None if it is the default or a release is set."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

@@ -162,7 +162,7 @@ class Script:
 
 
 def script_for(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Script:
-    """Return the call of the script for a recipe, for which ``script_problems`` must be empty."""
+    """Return the call of the script for a recipe that has no ``script_problems``."""
     entry = bridge_recipe(recipe)
     assert entry is not None, "script_problems rejects other recipes"
     nemo, several = nemo_of(recipe, image), fitting_versions(entry)
