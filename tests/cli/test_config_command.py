@@ -128,7 +128,7 @@ def test_what_is_set_and_unset_leaves_the_rest(llmb: Run, install: Path) -> None
         (("set", "install_root", "/x"), "add --user"),
         (("set", "slurm.qos", "high"), "use slurm.flags.qos or slurm.srun_flags.qos, which accepts"),
         (("unset", "slurm.flags.qos"), "slurm.flags.qos is not set in this file"),
-        (("set", "container.runtime", "pyxis"), "pyxis requires an image"),
+        (("set", "container.runtime", "pyxis"), "llmb config set container '{runtime: pyxis, image: IMAGE}'"),
     ],
 )
 def test_what_cannot_be_written_is_refused(llmb: Run, install: Path, arguments: tuple[str, ...], words: str) -> None:

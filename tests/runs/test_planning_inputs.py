@@ -36,16 +36,16 @@ def refusal(install: Path, workload: str = MAVERICK, **choices: object) -> str:
 
 def test_what_is_not_prepared_is_refused_with_both_commands(tmp_path: Path) -> None:
     said = refusal(tmp_path)
-    assert f"llmb prepare checkpoint -w {MAVERICK} -s tiny\n" in said
-    assert f"llmb prepare dataset -w {MAVERICK} -s tiny\n" in said
-    assert "--synthetic" in said
+    assert f"llmb prepare checkpoint -w {MAVERICK} -s tiny --source small/model\n" in said
+    assert f"llmb prepare dataset -w {MAVERICK} -s tiny --source small/squad.jsonl\n" in said
+    assert f"run 'llmb prepare sample small -w {MAVERICK} -s tiny' if there is no folder small, then" in said
     prepare_checkpoint(tmp_path, MAVERICK)
     said = refusal(tmp_path)
     assert "prepare checkpoint" not in said
     assert "prepare dataset" in said
     with pytest.raises(NotPrepared) as caught:
         plan(tmp_path, overrides={"seq_len": 256})
-    assert f"prepare dataset -w {MAVERICK} -s tiny --seq-len 256\n" in caught.value.text()
+    assert f"prepare dataset -w {MAVERICK} -s tiny --seq-len 256 --source small/squad.jsonl\n" in caught.value.text()
     origin = caught.value.plan.origin
     assert origin.text == "weights: checkpoint llmb/llama4-maverick-tiny; data: squad-tiny packed 256"
 

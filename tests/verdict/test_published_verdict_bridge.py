@@ -191,7 +191,7 @@ def test_the_batch_selects_between_rows_and_larger_scales_are_marked() -> None:
 
 
 def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
-    parts = "no mxfp8 and no attention sinks and no sliding window and no expert biases and no clamped glu and no yarn"
+    parts = "no mxfp8 and no attention sinks and no sliding window and no expert biases and no clamped GLU and no YaRN"
     recipe = resolve(CATALOGUE, Request(workload="pretrain_gpt_oss", size="120b", gpu_type="gb300"))
     with pytest.raises(UsageError, match=f"{parts}: Megatron-Bridge or torchtitan may train this recipe"):
         make_plan(recipe, Choices(), device="cuda")
@@ -201,9 +201,9 @@ def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
 
 def test_a_model_that_is_not_described_has_only_figures(tmp_path: Path) -> None:
     for form in (("pretrain_nemotron3", "550b"), ("pretrain_deepseek-v4", "flash")):
-        with pytest.raises(UsageError, match=f"{form[0]} has only figures, of .*{form[1]}") as caught:
+        with pytest.raises(UsageError, match=f"figures of {form[0]} {form[1]}, but no description") as caught:
             resolve(CATALOGUE, Request(workload=form[0], size=form[1]))
-        assert caught.value.do == f"judge a log instead: 'llmb judge LOG -w {form[0]}'"
+        assert caught.value.do == f"judge a log instead: 'llmb judge LOG -w {form[0]} -s {form[1]}'"
         assert split_model(CATALOGUE, "_".join(form)) == form
     assert sum(figure.size in CATALOGUE.undescribed.get(figure.workload, ()) for figure in CATALOGUE.figures) == 5
     row, figure = ROWS[LOGGED[-1]], FIGURES[LOGGED[-1]]

@@ -308,7 +308,8 @@ class OtherParts(Record):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name.replace("_", " ") for name in type(self).model_fields if getattr(self, name))
+        names = (name for name in type(self).model_fields if getattr(self, name))
+        return tuple(name.replace("_", " ").replace("glu", "GLU").replace("yarn", "YaRN") for name in names)
 
 
 Norm = Literal["rmsnorm", "layernorm1p"]

@@ -299,7 +299,12 @@ def _calibration(
             do = "pass a run or measurements of 'llmb bench', or use 'llmb predict'"
             raise UsageError("a trace calibrates only the layout that it was recorded with", do=do)
         return _calibrate_with_trace(catalogue, traces, plan, usual)
-    runs = find(selector).runs
+    try:
+        runs = find(selector).runs
+    except UsageError as error:
+        more = ("measurements of 'llmb bench'", *(() if searches else ("a trace",)))
+        choices = (*error.choices, *more) if error.choices else ()
+        raise UsageError(error.what, where=error.where, choices=choices, do=error.do) from error
     if not runs:
         raise UsageError(f"no run in '{selector}' has ended", do="see 'llmb runs'")
     run = runs[-1]

@@ -60,10 +60,8 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def context_here(*, dry_run: bool = False) -> "CampaignContext":
-    """Return the context in which this command plans and queues jobs, and print notes on the cluster's settings.
-
-    Raise UsageError with all problems of the settings.
-    """
+    """Return the context in which this command plans and queues jobs, and print notes on the cluster's settings. Raise
+    UsageError with all problems of the settings."""
     from llmb.jobs.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
     context = campaign_context(install_here(), os.environ, dry_run=dry_run)
@@ -95,10 +93,8 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 
 
 def install_here() -> Path:
-    """Return the root of installation, and print it if it is neither the default nor LLMB_INSTALL.
-
-    Raise UsageError if the environment specifies two different roots.
-    """
+    """Return the root of installation, and print it if it is neither the default nor LLMB_INSTALL. Raise UsageError if
+    the environment specifies two different roots."""
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):
         say(f"root of installation: {root.path} ({root.chosen_by})")

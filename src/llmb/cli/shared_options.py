@@ -86,10 +86,8 @@ OBVIOUS = ("at least 0", "at least 1")
 
 
 def parameter(option: Option, *, envvar: bool = True, swept: bool = False) -> inspect.Parameter:
-    """Return the typer parameter of an option. Its limit is shown, but checked later with all other problems.
-
-    With ``swept``, an option that may have several values is parsed as text.
-    """
+    """Return the typer parameter of an option. Its limit is shown, but checked later with all other problems. With
+    ``swept``, an option that may have several values is parsed as text."""
     is_limited = option.limit and not option.listed and option.limit not in OBVIOUS
     metavar = option.metavar or "FOLDER" if option.folder else f"N ({option.limit})" if is_limited else option.metavar
     if swept and option.swept:

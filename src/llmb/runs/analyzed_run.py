@@ -32,8 +32,7 @@ _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedRun:
     """The identity, end and speed of a run. Unknown values are None or empty. A run without a record is known only from
-    its log; a run whose log was not read has no ``log``.
-    """
+    its log; a run whose log was not read has no ``log``."""
 
     id: str
     """The short id that commands accept and print."""

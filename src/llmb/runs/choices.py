@@ -65,8 +65,7 @@ class Parallelism(Record):
 
     def replicas(self, layout: Layout) -> Replicas:
         """Return the numbers of replicas among the DP x CP ranks (dense) and the EDP ranks (experts). With a shard size
-        they are equal, because neighboring ranks hold one replica, as in Megatron-LM.
-        """
+        they are equal, because neighboring ranks hold one replica, as in Megatron-LM."""
         replicas = layout.dp * layout.cp
         if self.dp_sharding == "none":
             return Replicas(replicas, layout.edp)
@@ -76,8 +75,7 @@ class Parallelism(Record):
 
     def settled(self, recipe: Recipe) -> Self:
         """Return the options with ``dp_sharding`` set: by default ``optimizer`` if no ranks hold the same parameters,
-        else the published run's value if that is known and no shard size is set, else ``full``.
-        """
+        else the published run's value if that is known and no shard size is set, else ``full``."""
         shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(

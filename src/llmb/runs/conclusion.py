@@ -222,8 +222,7 @@ def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
     """Report the rises of counters and the kernel messages on a run's nodes; Missing if no samples are usable.
-    ``nodes`` and ``count`` are as for ``find_events``.
-    """
+    ``nodes`` and ``count`` are as for ``find_events``."""
     if isinstance(samples, Missing):
         return samples
     return read_or_missing("what the samplers counted", lambda: find_events(samples, nodes, count))

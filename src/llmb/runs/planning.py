@@ -78,7 +78,7 @@ class Search:
         weights = self._imported(imported) if imported else self._weights()
         inputs = TrainingInputs(weights=weights, **self._data())
         if inputs.weights and inputs.dataset and _differ_in_tokenizer(inputs.weights, inputs.dataset):
-            again = self._prepare("dataset", f"{self._seq_len_option()} --force")
+            again = self._prepare("dataset", f"{self._length()} --force")
             self.problems.append(
                 f"the tokenizer of the dataset in {inputs.dataset.path} differs from that of the checkpoint in "
                 f"{inputs.weights.path}: prepare the dataset again ({again}; for local samples, also pass --source)"
@@ -95,7 +95,9 @@ class Search:
         if not self.missing:
             return None
         lines = "\n".join(f"  - {what}\n    {command}" for what, command in self.missing.items())
-        do = f"run the commands above, or add {SYNTHETIC} for random weights and synthetic data"
+        sample = f"'{self._prepare('sample small', '')}' if there is no folder small, then "
+        first = sample if self._sample("") else ""
+        do = f"run {first}the commands above, or add {SYNTHETIC} for random weights and synthetic data"
         name = f"{self.recipe.workload} {self.recipe.size}"
         return UsageError(f"these inputs of {name} are not prepared:\n{lines}", do=do)
 
@@ -130,7 +132,7 @@ class Search:
             saved = read_checkpoint(path)
         except UsageError as error:
             why = f": {error.what}" if path.exists() else ""
-            self._miss(f"the checkpoint of {self.source.model}, in {path}{why}", "checkpoint")
+            self._miss(f"the checkpoint of {self.source.model}, in {path}{why}", "checkpoint", self._sample("model"))
             return InitialWeights(path=str(path), name=self.source.model)
         return self._checked(saved, self.source.model)
 
@@ -158,7 +160,7 @@ class Search:
         path = self._dataset_path(self.source)
         if not (path / RECORD).is_file():
             title = dataset_title(self.source.dataset, self.recipe.layout.seq_len)
-            self._miss(f"the dataset {title}, in {path}", "dataset", self._seq_len_option())
+            self._miss(f"the dataset {title}, in {path}", "dataset", self._length() + self._sample("squad.jsonl"))
             return {"packing": self.recipe.packing}
         return self._read(path)
 
@@ -244,7 +246,11 @@ class Search:
     def _prepare(self, kind: str, options: str) -> str:
         return f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
 
-    def _seq_len_option(self) -> str:
+    def _sample(self, name: str) -> str:
+        """Return the option for a file of ``llmb prepare sample``; an empty string for a model that is on the hub."""
+        return f" --source small/{name}" if self.source and self.source.page is None else ""
+
+    def _length(self) -> str:
         """Return the option for the sequence length; empty if all layouts of the model's size have this length."""
         tables = find_workload(self.catalogue, self.recipe.workload).layouts
         lengths = {table.seq_len for table in tables if table.size == self.recipe.size}
@@ -325,8 +331,7 @@ def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHe
 
 def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
     """Plan a run with files prepared below ``install``. Raise UsageError if it cannot be planned, NotPrepared if only
-    prepared files are missing.
-    """
+    prepared files are missing."""
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     search = search_inputs(catalogue, install, recipe, choices)
     inputs = search.inputs(checkpoint)

@@ -32,10 +32,8 @@ NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb 
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
-    """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text.
-
-    Raises UsageError if the key is unknown, the value is invalid, or the file must be edited manually;
-    EnvironmentProblem if the file cannot be written.
+    """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text. Raise
+    UsageError for an unknown key, an invalid value or a file to edit manually; EnvironmentProblem if writing fails.
     """
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
@@ -51,7 +49,10 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
         return str(value)
     if _problems(schema, before) == problems:
         raise unusable(path, [f"{path}: {problem}" for problem in problems])
-    raise UsageError(f"{key} cannot be '{text}':{itemized(problems)}")
+    do = "pass a value that meets the conditions above"
+    if any(problem.startswith("container: ") for problem in problems):  # the runtime and the image require each other
+        do = "set both in one command: llmb config set container '{runtime: pyxis, image: IMAGE}'"
+    raise UsageError(f"{key} cannot be '{text}':{itemized(problems)}", do=do)
 
 
 def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
@@ -115,8 +116,8 @@ def _problems(schema: type[BaseModel], text: str) -> list[str]:
     try:
         schema.model_validate(yaml.load(text, Loader=FOREIGN_LOADER) or {})  # noqa: S506 (a safe loader)
     except ValidationError as error:
-        problems = ((".".join(map(str, item["loc"])), item["msg"]) for item in error.errors())
-        return [f"{name}: {what}" if name else what for name, what in problems]
+        texts = ((".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors())
+        return [f"{name}: {what}" if name else what for name, what in texts]
     return []
 
 

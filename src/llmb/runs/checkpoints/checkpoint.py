@@ -183,8 +183,7 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
     """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can. The data
-    must be equal, because the checkpoint records the position in the data as a number of samples.
-    """
+    must be equal, because the checkpoint records the position in the data as a number of samples."""
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None
     ours_text, theirs_text = (data.identity if data else "synthetic tokens" for data in (ours, theirs))
