@@ -201,7 +201,7 @@ class Option:
             return False if given else self.default
         if self.folder and has_secret(str(given), settings=False):
             what = f"the value of {self.spellings[0]} looks like a secret, and paths are saved in records"
-            raise UsageError(what, do="copy the folder or file to this machine, and pass its local path")
+            raise UsageError(what, do="pass a path without a secret, such as that of a local copy")
         return str(Path(given).absolute()) if self.folder else given
 
 

@@ -127,7 +127,7 @@ def user_folder(environ: Mapping[str, str]) -> Path | None:
         path = Path(text).expanduser().absolute()
         if not path.is_dir():
             what = f"{USER_VARIABLE} does not name a folder"
-            raise UsageError(what, where=str(path), do=f"create it, or unset {USER_VARIABLE}")
+            raise UsageError(what, where=str(path), do="set it to an existing folder, or unset it")
         return path
     config = config_folder(environ)
     if config is None or not os.access(config / "catalogue", os.X_OK):  # also if this user may not enter the folder

@@ -28,7 +28,7 @@ class UserModel(NamedTuple):
 def size_of_file(path: Path) -> str:
     """Return a model's size: the file's name, without suffix, in lower case; raise UsageError if it is invalid."""
     if not re.fullmatch(r"[\w.+-]+", path.stem, re.ASCII):
-        what = "the file's name without suffix is the size; it may have only letters, digits, '.', '_', '+' and '-'"
+        what = "the model's size is the file's name without suffix, which may have only letters, digits and '._+-'"
         raise UsageError(what, where=str(path), do="rename the file")
     return path.stem.lower()
 

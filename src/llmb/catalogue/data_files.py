@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads YAML data files into typed records. Errors name the file and the line. In files from outside this package,
-numbers stay text if they would change when written again, and checks limit the time and memory to load them.
-"""
+numbers stay text if they would change when written again, and checks limit the time and memory to load them."""
 
 import re
 from collections.abc import Iterable, Iterator

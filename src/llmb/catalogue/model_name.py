@@ -21,10 +21,8 @@ def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
 
 
 def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """Return the workload and the size, which is in ``name`` or separate.
-
-    Raise UsageError for an unknown name, for two different sizes, and if there is no size.
-    """
+    """Return the workload and the size, which is in ``name`` or separate. Raise UsageError for an unknown name, for two
+    different sizes, and if there is no size."""
     workload, model_size = parse_model(catalogue, name, size)
     sized_workload(catalogue, workload, model_size)
     return workload, model_size
@@ -34,11 +32,11 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
     """Return the workload and the size like ``model_of``, but without checking that the workload has this size."""
     workload, own_size = _parts_of(catalogue, name)
     if own_size and size and own_size != size:
-        raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="pass only one")
+        raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="pass only one size")
     model_size = own_size or size
     if not model_size:
         sizes = sizes_of(find_workload(catalogue, workload))
-        raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="add --size")
+        raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="pass one of these with --size")
     return workload, model_size
 
 
@@ -54,7 +52,8 @@ def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
         if name == SMALLEST or len(of) == 1:
             return FIRST if name == SMALLEST else of[0], name
         choices = [f"{one} {name}" for one in of]
-        raise UsageError(f"'{name}' is a size; the workload is missing", choices=choices, do="pass both")
+        do = "pass one of these workloads with --workload, and the size with --size"
+        raise UsageError(f"'{name}' is a size; the workload is missing", choices=choices, do=do)
     check_is_listed(name)
     with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
     raise unknown("workload", name, [*catalogue.workloads, *with_size])

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from llmb.base.errors import UsageError, itemized, unknown
 from llmb.base.options import WORD, Option
+from llmb.base.shown_text import counted
 from llmb.catalogue.bridge_figures import NEWEST, is_bridge
 from llmb.catalogue.catalogue import Catalogue, layout_of, model_of
 from llmb.catalogue.custom import USER_WORKLOAD, check_is_listed
@@ -57,6 +58,10 @@ CUSTOM = "a custom layout"
 MOST_GPUS = 1 << 32
 """Upper limit of a scale: no machine has more GPUs, and batch sizes would exceed the limit of a layout."""
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
+RELEASE_HELP = (
+    "Release of the reference suite, such as 25.04, or of Megatron-Bridge, such as mb-26.04 ('mb': its newest). Default: "
+    "the suite's newest if it has the recipe, else Megatron-Bridge's newest that has it."
+)
 _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
@@ -69,8 +74,8 @@ class LayoutSizes(Record):
     cp: Annotated[int | None, _size(help="Context parallel size.")] = None
     ep: Annotated[int | None, _size(help="Expert parallel size.")] = None
     etp: Annotated[int | None, _size(help="Tensor parallel size of experts.")] = None
-    mbs: Annotated[int | None, _size(help="Micro batch size.")] = None
-    gbs: Annotated[int | None, _size(help="Global batch size.")] = None
+    mbs: Annotated[int | None, _size(help="Micro batch size, in sequences.")] = None
+    gbs: Annotated[int | None, _size(help="Global batch size, in sequences.")] = None
     seq_len: Annotated[int | None, _size(help="Sequence length in tokens.")] = None
     layers: Annotated[int | None, _size(help="Number of layers.")] = None
 
@@ -99,30 +104,35 @@ class Request:
     size: Annotated[
         str,
         Option(
-            flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD, several=True
+            flags=("-s", "--size"), help="Model size; see 'llmb list'. 'tiny' fits a laptop.", form=WORD, several=True
         ),
     ]
     dtype: Annotated[
         str | None,
-        Option(help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16; fp32 on a CPU.", form=WORD, several=True),
+        Option(
+            help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16 (fp32 on a CPU); for a recipe with only other dtypes, "
+            "the first of these.",
+            form=WORD,
+            several=True,
+        ),
     ] = None
     scale: Annotated[
         int | None,
         Option(
             flags=("-n", "--gpus", "--scale"),
-            help="Number of GPUs, or of processes on a CPU. Default: detected by 'run', else the smallest.",
+            help="Number of GPUs, or of processes on a CPU. Default: detected by 'run'; else the recipe's smallest.",
             minimum=1,
         ),
     ] = None
     gpu_type: Annotated[
         str | None,
         Option(
-            help="GPU type of the catalogue, or cpu. Default: detected by 'run', else from cluster_config.yaml, else "
-            "the first in 'llmb list'.",
+            help="GPU type of the catalogue, or cpu. Default: detected by 'run'; else from cluster_config.yaml; else "
+            "the recipe's first in 'llmb list'.",
             form=WORD,
         ),
     ] = None
-    release: Annotated[str | None, Option(help="Release of the reference document. Default: the newest.")] = None
+    release: Annotated[str | None, Option(help=RELEASE_HELP)] = None
     overrides: Overrides = field(default_factory=Overrides)
 
 
@@ -164,12 +174,9 @@ class _Pick:
 def resolve(
     catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({}), *, check: bool = True
 ) -> Recipe:
-    """Return the recipe for ``request``.
-
-    ``found`` maps fields that the caller filled in to their origin, such as ``detected``. Without ``check``, the layout
-    may be invalid. Raise UsageError for an unknown name, a scale without a layout, and an invalid layout, with all its
-    problems.
-    """
+    """Return the recipe for ``request``. ``found`` maps fields that the caller filled in to their origin, such as
+    ``detected``. Without ``check``, the layout may be invalid. Raise UsageError for an unknown name, a scale without a
+    layout, and an invalid layout, with all its problems."""
     workload = sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request, gpu_type)
@@ -211,9 +218,7 @@ def _unspecified(
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
     """Return the scales of a workload's size on a GPU type, by dtype; the request's dtype and scale are ignored.
-
-    Raise UsageError for an unknown name.
-    """
+    Raise UsageError for an unknown name."""
     workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request, _gpu_type(catalogue, workload, request))
     scales: dict[str, ScaleChoices] = {}
@@ -252,8 +257,9 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 
 
 def _undescribed(catalogue: Catalogue, name: str) -> UsageError:
-    what = f"{name} has only figures, of {' and '.join(catalogue.undescribed[name])}, but no description of its model"
-    return UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name}'")
+    sizes = catalogue.undescribed[name]
+    what = f"the catalogue has figures of {name} {' and '.join(sizes)}, but no description of the model"
+    return UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name} -s {sizes[0]}'")
 
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
@@ -327,7 +333,8 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
     if request.gpu_type is None:
         return types[0]
     if request.gpu_type == CPU and CPU not in types:
-        raise UsageError(f"size {request.size} does not run on a CPU", choices=types, do="use '-s tiny' on a CPU")
+        do = "pass one of these with --gpu-type; 'llmb list' marks sizes that train on a CPU with 'cpu'"
+        raise UsageError(f"{request.workload} {request.size} does not run on a CPU", choices=types, do=do)
     if request.gpu_type not in types:
         raise unknown("GPU type", request.gpu_type, [*catalogue.gpus, CPU] if CPU in types else types)
     return request.gpu_type
@@ -434,13 +441,15 @@ def _scale_error(
         if table.size == request.size and table.release not in (None, release)
     }
     elsewhere = [name for name, table in others.items() if _has(table, scale)]
-    advice = f"add --release {elsewhere[0]}" if elsewhere else "pass --gbs too, to run a custom layout"
+    custom = "pass --gbs, too, for a custom layout" if scale <= MOST_GPUS else "pass one of these with --scale"
+    advice = f"add --release {elsewhere[0]}" if elsewhere else custom
     doubled = [f"doublings of {max(row.gpus for row in itemized)}"] if above == "double" else []
     choices = [*(scale_name(row) for row in sorted(itemized, key=by_size)), *doubled]
     if scale < 1:
         choices = ["1 or more"] if above == "any" else choices
         return UsageError(f"--scale is {scale}; it must be at least 1", choices=choices)
-    return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
+    what = f"{request.workload} {request.size} has no layout for {counted(scale, 'GPU')}"
+    return UsageError(what, choices=choices, do=advice)
 
 
 def _has(table: LayoutTable, scale: int) -> bool:
@@ -516,10 +525,8 @@ def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: L
 def _expectations(
     catalogue: Catalogue, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick, changed: dict[str, int]
 ) -> tuple[tuple[Expectation, ...], str | None]:
-    """Return the published figures of exactly this recipe, or the reason why there are none.
-
-    Figures from tables precede examples; among these, figures for this GPU type precede those without a GPU type.
-    """
+    """Return the published figures of exactly this recipe, or the reason why there are none. Figures
+    from tables precede examples; among these, figures for this GPU type precede those without a GPU type."""
     table = pick.choice.table
     gpu_types = (gpu_type,) if pick.choice.borrowed_from else (gpu_type, None)
     if request.workload == USER_WORKLOAD:

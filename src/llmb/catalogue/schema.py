@@ -62,9 +62,7 @@ class SoftwareRates(Record):
 
 class ExpectedError(Record):
     """95 % of steps are at most ``shorter_pct`` percent shorter than predicted, or ``longer_pct`` percent longer.
-
-    rows: number of published steps that were predicted to measure the error; None if the error is assumed.
-    """
+    rows: number of published steps that were predicted to measure the error; None if the error is assumed."""
 
     text: str
     shorter_pct: float = Field(gt=0, lt=100)

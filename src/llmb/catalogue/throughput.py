@@ -115,10 +115,8 @@ def flops_per_sequence(
     recipe: Recipe, convention: Convention, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> float | None:
     """Return the model FLOPs of one sequence of ``recipe``; ``packed`` excludes padding.
-
     ``lora`` adds the FLOPs of these adapters, except for ``published``; ``packing`` replaces the recipe's statistics.
-    Return None if no reference document counts FLOPs (``published``), or if there are no statistics (``packed``).
-    """
+    Return None if no reference document counts FLOPs (``published``), or if there are no statistics (``packed``)."""
     model, seq_len = recipe.model, recipe.layout.seq_len
     if convention == Convention.PUBLISHED:
         return None if recipe.published_flops is None else published_flops(model, seq_len, recipe.published_flops)
@@ -251,10 +249,8 @@ def throughput(
     recipe: Recipe, step_time_s: float, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> Throughput:
     """Return the metrics of ``recipe`` for a step time in seconds, including the FLOPs of the adapters ``lora``.
-
     ``packing`` has the statistics of the trained sequences, which replace the recipe's. tokens/s = GBS x sequence
-    length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak).
-    """
+    length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak)."""
     layout = recipe.layout
     tokens_per_s = layout.gbs * layout.seq_len / step_time_s
     counted = {item.value: flops_per_sequence(recipe, item, lora=lora, packing=packing) for item in Convention}
