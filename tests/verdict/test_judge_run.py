@@ -365,7 +365,7 @@ def test_repeats_that_are_steady_from_different_steps_are_accepted_together(judg
     ("options", "problem"),
     [
         (("--against", "x", "--expect", "y"), "--against and --expect cannot be combined"),
-        (("--tolerance", "0"), "--tolerance is 0; it must be above 0"),
+        (("--tolerance", "0"), "--tolerance is 0; it must be a finite number above 0"),
         (("--acceptance", "h100", "--tolerance", "2"), "--tolerance has no effect with --acceptance"),
         (("--gpu-type", "v100"), "unknown GPU type 'v100'"),
         (("--acceptance", "h1000"), "unknown acceptance set 'h1000'"),

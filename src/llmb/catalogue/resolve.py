@@ -59,8 +59,8 @@ MOST_GPUS = 1 << 32
 """Upper limit of a scale: no machine has more GPUs, and batch sizes would exceed the limit of a layout."""
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
 RELEASE_HELP = (
-    "Release of the reference suite, such as 25.04, or of Megatron-Bridge, such as mb-26.04 ('mb': its newest). Default: "
-    "the suite's newest if it has the recipe, else Megatron-Bridge's newest that has it."
+    "Release of the reference suite, such as 25.04, or of Megatron-Bridge, such as mb-26.04 ('mb': its newest). "
+    "Default: the suite's newest if it has the recipe, else Megatron-Bridge's newest that has it."
 )
 _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
@@ -507,9 +507,8 @@ def _recipe(
 
 
 def layout_error(problems: Sequence[str]) -> UsageError:
-    return UsageError(
-        f"this layout is invalid:{itemized(problems)}", do="change these sizes; 'llmb show' prints valid ones"
-    )
+    do = "change these sizes or options; 'llmb show' prints valid ones"
+    return UsageError(f"this layout is invalid:{itemized(problems)}", do=do)
 
 
 def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:

@@ -80,8 +80,7 @@ REPRODUCIBLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"), "NCCL_NVLS_ENABLE": ("0",)}
 )
 """Values of variables with which results repeat bit by bit, with the default first: streams of cuBLAS would otherwise
-share buffers, and NVLink switches would sum in an order that NCCL does not specify (Megatron-LM also excludes NVLS).
-"""
+share buffers, and NVLink switches would sum in an order that NCCL does not specify (Megatron-LM also excludes NVLS)."""
 
 
 def be_deterministic() -> None:

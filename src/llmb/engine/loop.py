@@ -187,8 +187,7 @@ def load_start(
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
     """Return True if values must be read before training continues: after the last step, before a checkpoint, which
-    must have finite values, and at the end of a profile.
-    """
+    must have finite values, and at the end of a profile."""
     profile_ends = plan.profile is not None and number == plan.profile.stop_step - 1
     return number == plan.last_step or plan.saves_after(number) or profile_ends
 

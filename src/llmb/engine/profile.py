@@ -98,7 +98,7 @@ class TorchRecorder:
             probe(path.parent)
             probe(Path(gettempdir()))
         except OSError as error:
-            do = "free some space there or, if it is the folder for temporary files, set TMPDIR to another"
+            do = "free some space there, or make it writable; for temporary files, TMPDIR can name another folder"
             what = f"the profile cannot be written: {error.strerror}"
             raise EnvironmentProblem(what, where=str(error.filename or path.parent), do=do) from error
 

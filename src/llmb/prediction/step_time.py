@@ -187,7 +187,8 @@ class _Step:
         joined: Container[str] = (),
     ) -> None:
         if why := why_not_predicted(plan, gpu):
-            raise UsageError(why, do="pass another --dtype or --gpu-type, or describe the GPUs with --hardware FILE")
+            do = "describe the GPUs with --hardware FILE, or pass another --gpu-type"
+            raise UsageError(why, do="pass --dtype bf16" if plan.recipe.dtype is Dtype.FP32 else do)
         self.plan, self.gpu, self.rates, self.cache = plan, gpu, rates, cache
         layout = self.layout = plan.recipe.layout
         replicas = plan.parallelism.replicas(layout)

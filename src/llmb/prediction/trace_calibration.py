@@ -51,7 +51,7 @@ def calibrate_with_trace(
             factors |= dict.fromkeys(replaced, seconds / predicted)
             texts.append(f"{name} {seconds:.4g} s ({100 * (seconds / predicted - 1):+.0f} %)")
     if not texts:
-        raise UsageError(f"{title} has no kernels of a predicted term", do=DO)
+        raise UsageError(f"{title} has no GPU kernels of any part of a predicted step", do=DO)
     unknown = "" if recorded else "; the trace does not contain model and layout"
     text = f"{title}, step {step.step}: measured {', '.join(texts)}; the rest as predicted{unknown}"
     return replace(usual, text=text, factors=factors, error="trace")

@@ -156,7 +156,8 @@ def data_frame(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> "pandas.D
 def frame_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "pandas.DataFrame":
     """Return a data frame of rows of plain values. Raise EnvironmentProblem if pandas is not installed."""
     if find_spec("pandas") is None:
-        raise EnvironmentProblem("a data frame needs pandas, which is not installed", do="pip install pandas")
+        do = "run 'python3 -m pip install pandas' in the environment of this Python"
+        raise EnvironmentProblem("a data frame needs pandas, which is not installed", do=do)
     import pandas
 
     return pandas.DataFrame(rows, columns=list(names))

@@ -312,7 +312,7 @@ def _expectations_text(entries: Sequence[ExpectedStepTime]) -> str:
 def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
     values = merged(map(stated_conditions, group))
     if "workload" not in values:
-        do = f"write the entry by hand; {see('judge-a-run')}"
+        do = f"pass --workload and the recipe's other options, or write the entry by hand; {see('judge-a-run')}"
         raise UsageError(
             "this log does not identify its recipe, and its run has no record", where=str(group[0].path), do=do
         )

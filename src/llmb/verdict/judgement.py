@@ -264,7 +264,7 @@ def tolerance_of(pct: float | None, name: str) -> Tolerance | None:
     if pct is None:
         return None
     if not 0 < pct < inf:
-        raise UsageError(f"{name} is {pct:g}; it must be above 0", do="pass a percentage, such as 3")
+        raise UsageError(f"{name} is {pct:g}; it must be a finite number above 0", do="pass a percentage, such as 3")
     return Tolerance(pct, name)
 
 

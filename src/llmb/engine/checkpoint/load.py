@@ -91,6 +91,7 @@ def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
     return load_state(path, each, stages, ranks)[1]
 
 
+ANOTHER = "pass another checkpoint"
 BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
 """Exceptions from reading a damaged pickle: OSError, ``MetadataUnpickler``'s ValueError, and pickle's own."""
 
@@ -176,11 +177,12 @@ def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], pla
     # that it did not have, because it used no delayed scaling, keep their initial values.
     state = {name: value for name, value in wanted.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
-        raise UsageError(f"the checkpoint lacks {listed(missing, 1)}", where=str(path))
+        raise UsageError(f"the checkpoint lacks {listed(missing, 1)}", where=str(path), do=ANOTHER)
     try:
         load(state, storage_reader=reader, planner=PartsLoadPlanner(places))
     except CheckpointException as error:
-        raise UsageError(f"the checkpoint cannot be read: {torch_message(error)}", where=str(path)) from error
+        what = f"the checkpoint cannot be read: {torch_message(error)}"
+        raise UsageError(what, where=str(path), do=ANOTHER) from error
     return wanted
 
 

@@ -54,8 +54,7 @@ class TrainingData(Protocol):
 
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
     """Yield the numbers of the samples in each of a rank's micro-batches: for all ranks together, GBS consecutive
-    numbers from ``first_sample``, whatever the layout.
-    """
+    numbers from ``first_sample``, whatever the layout."""
     for index in range(layout.ga):
         first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
         yield range(first, first + layout.mbs)
@@ -122,8 +121,7 @@ STEPS_AHEAD = 1
 
 class Figures(NamedTuple):
     """Sums over the samples of a step. tokens: without padding. sum_of_squares: of squared document lengths.
-    chunked_sum_of_squares: of squared lengths of attention chunks. Both are 0 if sequences are not packed.
-    """
+    chunked_sum_of_squares: of squared lengths of attention chunks. Both are 0 if sequences are not packed."""
 
     tokens: int
     counted_labels: int

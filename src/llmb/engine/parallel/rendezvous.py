@@ -79,7 +79,7 @@ def announced_folder() -> tuple[Path, dict[str, str]]:
         variables = {name: str(value) for name, value in announced["variables"].items() if HARMLESS.fullmatch(name)}
         return Path(announced["folder"]), variables
     except RuntimeError as error:
-        what = f"rank {os.environ['RANK']} has received nothing from {store_host()} for {PATIENCE}"
+        what = f"rank {os.environ['RANK']} has received nothing from {store_host()} in {PATIENCE.seconds // 60} min"
         raise EnvironmentProblem(what, do="find out why rank 0 did not start, for example in its log") from error
 
 
@@ -128,7 +128,7 @@ def listen(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRNOTAVAIL:
             return _on_all(port)
         what = f"rank 0 cannot listen at {address}, port {port}, where the ranks meet: {error.strerror or error}"
-        raise EnvironmentProblem(what, do="submit the job again, or set another MASTER_PORT if you set it") from error
+        raise EnvironmentProblem(what, do="start the job again, with another MASTER_PORT if you set it") from error
 
 
 def _on_all(port: int) -> socket.socket:
@@ -195,8 +195,7 @@ class Hosts:
 
     def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
         """Call ``give`` on all ranks, then ``decide`` on rank 0 with all values, for one answer per rank; return this
-        rank's answer. Raise OSError on all ranks if ``give`` or ``decide`` raises it on any. A collective.
-        """
+        rank's answer. Raise OSError on all ranks if ``give`` or ``decide`` raises it on any. A collective."""
         try:
             mine: Given | OSError = give()
         except OSError as error:

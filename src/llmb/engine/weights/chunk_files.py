@@ -162,9 +162,7 @@ class ChunkSource(Protocol):
 
 def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
     """Write ``weights`` in the job's folder, except the files that an earlier attempt finished.
-
-    Raise UsageError if the source cannot be used, and EnvironmentProblem if the weights cannot be written.
-    """
+    Raise UsageError if the source cannot be used, and EnvironmentProblem if the weights cannot be written."""
     folder, parameters = Path(job.folder), source.parameters
     planned = plan_files(parameters, job.largest_file_bytes)
     try:

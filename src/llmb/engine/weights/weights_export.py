@@ -18,10 +18,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.base.errors import EnvironmentProblem, UsageError, itemized
 from llmb.catalogue.records import Lora
-from llmb.engine.checkpoint.load import BROKEN_PICKLE, TensorReader, torch_message
+from llmb.engine.checkpoint.load import ANOTHER, BROKEN_PICKLE, TensorReader, torch_message
 from llmb.engine.checkpoint.save import Writer
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.weights.weights_import import not_finite, parameter_shapes
+from llmb.engine.weights.chunk_files import DTYPE_NAMES
+from llmb.engine.weights.weights_import import AGAIN, not_finite, parameter_shapes
 from llmb.runs.checkpoints.checkpoint import WEIGHTS
 from llmb.runs.checkpoints.checkpoint_files import flush_file
 from llmb.runs.checkpoints.conversion_request import (
@@ -55,6 +56,7 @@ from llmb.runs.huggingface.tensors import (
     targets_of,
 )
 
+TRAINED = "pass the workload and size that the adapters were trained for, or other adapters"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -108,9 +110,7 @@ class LowRank(NamedTuple):
 
 def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[str, LowRank]:
     """Return the adapters in the checkpoint at ``path``, in fp32, by layer. shapes: shapes of the base's parameters.
-
-    Raise UsageError if an adapter is missing or cannot be read.
-    """
+    Raise UsageError if an adapter is missing or cannot be read."""
     wanted: dict[str, Tensor] = {}
     layers = adapted_layers(shapes, lora.targets)
     for layer in layers:
@@ -120,7 +120,8 @@ def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[s
     try:
         load(wanted, storage_reader=TensorReader(path / WEIGHTS), no_dist=True)
     except (CheckpointException, OSError) as error:
-        raise UsageError(f"the adapters cannot be read: {torch_message(error)}", where=str(path)) from error
+        what = f"the adapters cannot be read: {torch_message(error)}"
+        raise UsageError(what, where=str(path), do=ANOTHER) from error
     names = {layer: matrix_names(layer, lora) for layer in layers}
     return {layer: LowRank(*(wanted[MODEL + names[layer][matrix]] for matrix in "AB")) for layer in layers}
 
@@ -133,7 +134,8 @@ class CachedReader(TensorReader):
         try:
             self.metadata = super().read_metadata()
         except BROKEN_PICKLE as error:
-            raise UsageError(f"the checkpoint's metadata cannot be read: {error}", where=str(path)) from error
+            what = f"the checkpoint's metadata cannot be read: {error}"
+            raise UsageError(what, where=str(path), do=ANOTHER) from error
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:  # noqa: ARG002 (as torch declares it)
         return self.metadata
@@ -150,7 +152,8 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
         elif tuple(saved.size) != shape:
             problems.append(f"{name} has the shape {list(saved.size)}; its model has {list(shape)}")
     if problems:
-        raise UsageError(f"the checkpoint does not match the weights of its model:{itemized(problems)}", where=place)
+        what = f"the checkpoint does not match the weights of its model:{itemized(problems)}"
+        raise UsageError(what, where=place, do=ANOTHER)
 
 
 def read_tensors(
@@ -161,9 +164,7 @@ def read_tensors(
     deltas: Mapping[str, Callable[[], Tensor]],
 ) -> dict[str, Tensor]:
     """Return full parameters in ``dtype``, rounded to nearest, with the names and shapes of Hugging Face.
-
-    ``deltas`` are added in fp32. Raise UsageError if a parameter cannot be read or is not finite.
-    """
+    ``deltas`` are added in fp32. Raise UsageError if a parameter cannot be read or is not finite."""
     dtypes = {name: torch.float32 if name in deltas else dtype for name in shapes}
     tensors = {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
     try:
@@ -171,11 +172,13 @@ def read_tensors(
         load(named, storage_reader=reader, no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UsageError(
-            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="pass another one"
+            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do=ANOTHER
         ) from error
     tensors |= {name: (tensors[name] + deltas[name]()).to(dtype) for name in deltas.keys() & tensors.keys()}
     if spoiled := next((name for name, tensor in tensors.items() if not_finite(tensor)), None):
-        raise UsageError(f"{spoiled} has values that are not finite in {dtype}", where=str(reader.path))
+        do = "pass --dtype fp32 if the values are only too large for bf16, else another checkpoint"
+        what = f"{spoiled} has values that are not finite in {DTYPE_NAMES[dtype]}"
+        raise UsageError(what, where=str(reader.path), do=do)
     return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}
 
 
@@ -207,7 +210,7 @@ def export_adapters(job: AdapterExportJob) -> None:
     folder, shapes = Path(job.folder), parameter_shapes(job.model)
     adapters = read_adapters(Path(job.checkpoint), shapes, job.lora)
     if spoiled := next((layer for layer, part in adapters.items() if any(map(not_finite, part))), None):
-        raise UsageError(f"the adapter of {spoiled} has values that are not finite", where=job.checkpoint)
+        raise UsageError(f"the adapter of {spoiled} has values that are not finite", where=job.checkpoint, do=ANOTHER)
     names = peft_layers(adapters, format_of(job.model))
     # A shared A is written for each of its layers: a safetensors file has no references.
     tensors = {
@@ -222,14 +225,13 @@ def export_adapters(job: AdapterExportJob) -> None:
 
 def import_adapters(job: AdapterImportJob) -> ImportedWeights:
     """Write the checkpoint's ``weights`` from peft's file; the layers in the file determine the targets.
-
-    Raise UsageError if the file does not hold adapters of rank ``job.rank`` for a supported set of targets.
-    """
+    Raise UsageError if the file does not hold adapters of rank ``job.rank`` for a supported set of targets."""
     path, shapes = Path(job.source) / ADAPTER_FILE, parameter_shapes(job.model)
     try:
         stored = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UsageError(f"{path.name} is not a complete safetensors file: {error}", where=str(path)) from error
+        what = f"{path.name} is not a complete safetensors file: {error}"
+        raise UsageError(what, where=str(path), do=AGAIN) from error
     lora, adapters = read_peft(stored, shapes, job)
     state: dict[str, Tensor] = {}
     for layer, adapter in adapters.items():
@@ -250,20 +252,21 @@ def read_peft(
     for name, values in stored.items():
         theirs, _, matrix = name.removesuffix(".weight").rpartition(".lora_")
         if theirs not in ours or matrix not in ("A", "B"):
-            raise UsageError(f"{name} is not an adapter of a layer of {job.model.model} {job.model.size}")
+            what = f"{name} is not an adapter of a layer of {job.model.model} {job.model.size}"
+            raise UsageError(what, where=job.source, do=TRAINED)
         matrices.setdefault(ours[theirs], {})[matrix] = values.float()
     if problems := list(shape_problems(matrices, shapes, job.rank)):
-        raise UsageError(
-            f"the adapters do not match {job.model.model} {job.model.size}:{itemized(problems)}", where=job.source
-        )
+        what = f"the adapters do not match {job.model.model} {job.model.size}:{itemized(problems)}"
+        raise UsageError(what, where=job.source, do=TRAINED)
     adapters = {layer: LowRank(parts["A"], parts["B"]) for layer, parts in sorted(matrices.items())}
     targets = targets_of({layer.rpartition(".")[2] for layer in matrices}, shared=has_shared_inputs(adapters))
     if targets is None or set(adapted_layers(shapes, targets)) != set(matrices):
         kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in matrices}))
         raise UsageError(
-            f"adapters of {kinds} (layers: {len(matrices)}) are not supported; each block must have adapters of q_proj "
-            "and v_proj, of q_proj, k_proj and v_proj, of these and o_proj, or of all linear layers",
+            f"adapters of {kinds} (layers: {len(matrices)}) are not supported",
             where=job.source,
+            do="pass adapters of the same layers in all blocks: q_proj and v_proj; q_proj, k_proj and v_proj; these "
+            "three and o_proj; or all linear layers",
         )
     return Lora(rank=job.rank, alpha=job.alpha, dropout=job.dropout, targets=targets), adapters
 

@@ -39,6 +39,7 @@ from llmb.runs.huggingface.tensors import (
     matrices_of_expert,
 )
 
+AGAIN = "download or copy the file again, or pass other weights"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -59,9 +60,9 @@ class SafetensorsFiles:
             with safe_open(self.folder / file, framework="pt") as content:
                 part: Tensor = content.get_slice(name)[first:end].clone()  # so that the map of the file is freed
         except (SafetensorError, OSError) as error:
-            raise UsageError(f"{name} in {file} cannot be read: {error}", do="download it again") from error
+            raise UsageError(f"{name} in {file} cannot be read: {error}", do=AGAIN) from error
         if not_finite(part):
-            raise UsageError(f"{name} in {file} has values that are not finite (NaN or infinite)")
+            raise UsageError(f"{name} in {file} has values that are not finite (NaN or infinite)", do=AGAIN)
         return part
 
     def whole(self, name: str) -> Tensor:
@@ -79,7 +80,8 @@ def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
     for file in names:
         for name, tensor in _read_header(folder, file).items():
             if name in stored:
-                raise UsageError(f"{name} is in two files: {stored[name].file} and {file}")
+                what = f"{name} is in two files: {stored[name].file} and {file}"
+                raise UsageError(what, where=str(folder), do="move the file that is not part of the model elsewhere")
             stored[name] = tensor
     return SafetensorsFiles(folder, stored)
 
@@ -92,7 +94,7 @@ def _read_header(folder: Path, file: str) -> dict[str, StoredTensor]:
             return {name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
     except (SafetensorError, OSError) as error:
         what = f"{file} is not a complete safetensors file: {error}"
-        raise UsageError(what, where=str(folder / file), do="download it again") from error
+        raise UsageError(what, where=str(folder / file), do=AGAIN) from error
 
 
 Part = Literal["whole", "query", "key", "value", "gate", "up"]
@@ -169,7 +171,7 @@ class NemoParameters:
         source = self.sources[chunk.name]
         rows = self._part(self._tensor(source.name, source.layer), source.part)[chunk.first : chunk.end].clone()
         if not_finite(rows):
-            raise UsageError(f"{source.name} has values that are not finite (NaN or infinite)")
+            raise UsageError(f"{source.name} has values that are not finite (NaN or infinite)", do=AGAIN)
         return rows
 
     def _part(self, tensor: Tensor, part: Part) -> Tensor:
@@ -210,7 +212,7 @@ class NemoParameters:
                 values: Tensor = torch.load(view, map_location="cpu", weights_only=True)
         except (RuntimeError, *BROKEN_PICKLE) as error:
             what = f"{name} in {place.relative_path} cannot be read: {torch_message(error)}"
-            raise UsageError(what) from error
+            raise UsageError(what, do=AGAIN) from error
         return values.view(chunk.sizes)
 
 
@@ -397,8 +399,8 @@ def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
 
 
 def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
-    name = f"{job.model.model} {job.model.size}"
-    return UsageError(f"the files do not match the weights of {name}:{itemized(problems)}", where=job.source)
+    what = f"the files do not match the weights of {job.model.model} {job.model.size}:{itemized(problems)}"
+    return UsageError(what, where=job.source, do="pass the weights' workload and size, or weights of this model")
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:

@@ -230,7 +230,8 @@ def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers
                 yield from future.result()
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "a process that was reading logs was killed, perhaps out of memory", do="pass --jobs 1 to use one process"
+            "a process that was reading logs was killed, perhaps because no memory was left",
+            do="read fewer logs at once or, in 'llmb parse', pass --jobs 1",
         ) from error
 
 

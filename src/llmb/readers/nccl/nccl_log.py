@@ -313,9 +313,8 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
             except OSError as error:
                 raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
             except _TooMany as error:
-                raise UsageError(
-                    f"the logs have more than {MOST_HANDLES:,} communicators", where=str(path), do="pass fewer logs"
-                ) from error
+                what, do = f"the logs have more than {MOST_HANDLES:,} communicators", "pass the logs of fewer ranks"
+                raise UsageError(what, where=str(path), do=do) from error
     return log
 
 
@@ -355,7 +354,8 @@ def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
     calls = []
     for number, line in enumerate(read_text_file(notes).splitlines(), start=1):
         if not (pair := _NOTE.fullmatch(line)):
-            raise UsageError("this line is neither 'STEP OFFSET' nor 'end OFFSET'", where=f"{notes}:{number}")
+            do = "remove this file, to read the log without numbers of steps"
+            raise UsageError("this line is neither 'STEP OFFSET' nor 'end OFFSET'", where=f"{notes}:{number}", do=do)
         calls.append((int(pair[2]), None if pair[1] == b"end" else int(pair[1])))
     return sorted(calls, key=itemgetter(0))
 

@@ -121,7 +121,7 @@ class TraceFile:
         return UsageError(
             f"not a trace: the file {what}{place}",
             where=str(self.path),
-            do="pass a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
+            do="pass a complete trace of PyTorch's profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
         )
 
 

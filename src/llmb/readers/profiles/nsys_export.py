@@ -241,5 +241,5 @@ def _unreadable(path: Path, what: str) -> UsageError:
     return UsageError(
         f"not a trace: the file {what}",
         where=str(path),
-        do="export a report with 'nsys export --type sqlite REPORT.nsys-rep'; trace at least 'cuda,nvtx'",
+        do="record with 'nsys profile --trace=cuda,nvtx COMMAND', and export with 'nsys export --type sqlite REPORT'",
     )
