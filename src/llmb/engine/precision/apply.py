@@ -181,7 +181,8 @@ def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
 @contextmanager
 def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
     """Find the weights' largest magnitudes before a step's passes; update delayed scales after the passes. With current
-    scaling, set the weights' scales before the passes. Frozen weights are measured only once, and their casts are kept."""
+    scaling, set the weights' scales before the passes. Frozen weights are measured only once, and their casts are kept.
+    """
     layers = fp8_layers(stage.model for stage in stages)
     if not layers:
         yield

@@ -33,8 +33,7 @@ NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text. Raise
-    UsageError for an unknown key, an invalid value or a file to edit manually; EnvironmentProblem if writing fails.
-    """
+    UsageError for an unknown key, an invalid value or a file to edit by hand, EnvironmentProblem if writing fails."""
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
         raise UsageError(f"{key} looks like a secret, but settings must not contain secrets", do="set it in your shell")
