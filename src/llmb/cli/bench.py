@@ -83,7 +83,7 @@ class Measuring:
         raise_if_incomplete(measured)
 
     def recipe(self, device: Device, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
-        """Return the requested or the default recipe; print its name unless --json is set. Reject --size alone."""
+        """Return the requested or default recipe; without --json, print its name. Raise UsageError for --size alone."""
         catalogue, values, by_default = Catalogue(), dict(shapes), not shapes["workload"]
         if by_default and values["size"]:
             raise UsageError("--size requires --workload", do="add --workload; see 'llmb list'")

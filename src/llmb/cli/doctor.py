@@ -376,7 +376,7 @@ def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail
 
 
 def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
-    """Return the newest selected run that recorded settings of its nodes, and these; raise UsageError without one."""
+    """Return the newest selected run with settings of its nodes, and these settings; raise UsageError without one."""
     for run in reversed(find_ended_runs(text, install, say).runs):
         if run.record and (settings := settings_of_run(run.record)):
             if run.record.image:

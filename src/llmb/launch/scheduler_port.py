@@ -54,7 +54,7 @@ class Question:
         return None
 
     def check(self, value: str) -> str | None:
-        """Describe any problem with ``value`` but that it is not a choice; return None if there is no such problem."""
+        """Describe any problem with ``value`` besides not being a choice; return None if there is no such problem."""
         return None
 
     def problem(self, value: str) -> str | None:

@@ -215,9 +215,9 @@ def clear_decision(
     delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
     """Return the verdict if it is clear, else None. ``regressed`` and ``improved`` require a difference above the
-    tolerance and an interval that excludes 0. ``pass`` requires an interval not above the tolerance that excludes 0, or
-    with which a change as large as the tolerance would have shown. Less than 5 % of equal groups are called different.
-    """
+    tolerance and an interval that excludes 0. ``pass`` requires an interval that does not exceed the tolerance, and
+    that excludes 0 or would have shown a change as large as the tolerance. Less than 5 % of equal groups are called
+    different."""
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:
         return "regressed"

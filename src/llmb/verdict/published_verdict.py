@@ -224,7 +224,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
-    """Return the GPU name that figures of ``gpu_type`` refer to: ``device`` if it is of this type. None if unknown."""
+    """Return the GPU's name in figures of ``gpu_type``: ``device`` if it is of this type; None for an unknown type."""
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None

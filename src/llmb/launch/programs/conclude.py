@@ -142,7 +142,7 @@ class EndedRun:
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read an ended run; raise UsageError if it has not ended or has no valid record, BrokenRecord for bad steps."""
+    """Read an ended run; raise UsageError if it has no record or has not ended, BrokenRecord if steps are damaged."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:

@@ -210,7 +210,7 @@ def _vboost(text: str | None) -> Vboost | None:
 
 
 def _cpu_binding(text: str | None) -> CpuBinding | None:
-    """Convert the option; as in the reference scripts, 0 means none. Raises UsageError if it is invalid."""
+    """Convert the value of --cpu-binding, in which 0 also means none; raise UsageError if it is invalid."""
     if text is None:
         return None
     word = str(convert(options_of(SlurmChoices)["cpu_binding"], "--cpu-binding", (text,)))

@@ -202,7 +202,7 @@ def model_problems(model: Model) -> Iterator[str]:
 
 
 def _routes(moe: MixtureOfExperts, family: Family, *, shares: bool) -> bool:
-    """Return whether ``family`` supports ``moe``; with ``shares``, a shared one may be as large as several experts."""
+    """Return whether ``family`` supports ``moe``; ``shares`` permits a shared expert as large as several experts."""
     shared = moe.shared_ffn_hidden_size
     fits = shared is None or (shares and shared % moe.ffn_hidden_size == 0)
     return moe.router in family.routers and moe.interleave == 1 and fits
