@@ -474,7 +474,7 @@ class _Rank:
         return sums - self.gradient_bytes * sent
 
     def at_reduction_of_experts(self) -> dict[str, int]:
-        """Return the peak by owner while a pipeline with sharded parameters reduces a stage after its last pass.
+        """Return the peak by owner while a pipeline with experts and sharded parameters reduces a stage; else {}.
 
         The gradients of experts are reordered before they are copied; the second product's gradients then exist three
         times. The last block of the last stage is reduced after everything else. The first block of the first stage is

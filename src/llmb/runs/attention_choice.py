@@ -91,7 +91,7 @@ def try_backends(
 ) -> list[Trial]:
     """Try the backends that ``choice`` allows. ``attempt`` tries one and, if its last argument is True, times it, also
     with repeated heads. ``auto`` times all fused backends of a GPU; on a CPU, or with deterministic algorithms, it only
-    tries them until one works, because times vary.
+    tries them until one works, because times vary. If none works, ``auto`` tries ``math``.
     """
     if choice != "auto":
         return attempt(choice, False)

@@ -126,7 +126,7 @@ class Profiling(Record):
     def problems(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Iterator[str]:
-        """Yield reasons why the options do not fit a run with these ``steps`` (from ``first_step``) and ``ranks``."""
+        """Yield reasons why the options are contradictory, or do not fit the run's device, steps and ranks."""
         if self.nccl_trace and self.profile:
             yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
         if self.nccl_trace and device == "cpu":

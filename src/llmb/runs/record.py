@@ -351,7 +351,7 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
     """Prepare the run for its next start by ``job``, and write the record that the workers will read.
 
-    Raise InfrastructureError if the run has no retries left, OSError if a file cannot be written.
+    Raise InfrastructureError if all retries of a run with limited retries are used, OSError if writing fails.
     """
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:

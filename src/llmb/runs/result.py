@@ -179,7 +179,7 @@ def worst(verdicts: Iterable[Verdict]) -> VerdictName:
 
 
 class Result(ReasonedRecord):
-    """Status, reason and measurements of a run, or None if unavailable. Its keys are part of the public interface."""
+    """Status, reason and measurements of a run; None: unavailable. The keys are part of the public interface."""
 
     status: Status
     reason: str | None

@@ -48,7 +48,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
     """Return one timeline per process. If ``unmarked``, and no step is marked, the optimizer's iterations or else the
-    whole trace count as steps, with a note. Raise UsageError if the file is not a trace, or has no training steps."""
+    whole trace count as steps, with a note. Raise UsageError if the file is not a trace, or lacks a complete step."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
     is_nsys = _is_sqlite(path)

@@ -78,7 +78,7 @@ class KernelLog:
 def read_counters(
     kernel: KernelLog, gpus: Callable[[], Counters] | None = None, no_gpus: str | None = None, root: Path = ROOT
 ) -> CounterReading:
-    """Read all counters. ``gpus`` reads the GPUs' counters; ``no_gpus`` is the reason if they cannot be read."""
+    """Read counters and kernel messages. ``gpus`` reads the GPUs' counters; ``no_gpus``: why they cannot be read."""
     end_s = time.monotonic() + MOST_S
     counters: dict[str, int] = {}
     read: list[str] = []

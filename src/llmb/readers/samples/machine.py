@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """Report the events of a run. ``nodes``: all of them, none if unknown; ``count``: their minimum number or None."""
+    """Report a run's events. ``nodes``: all nodes of the run, empty if unknown; ``count``: their minimum number."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):

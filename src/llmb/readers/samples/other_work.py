@@ -44,8 +44,8 @@ def find_other_work(
     device: Device,
     gpus: Mapping[str, Collection[str]] | None = None,
 ) -> OtherWork | Missing:
-    """Find other work on nodes and their ``gpus`` (ids by node; None for all) during the steps in ``spans``. Return
-    Missing if no node was sampled long enough.
+    """Find other work on nodes and their ``gpus`` (ids by node; None for all) from before the steps in ``spans`` to
+    after them. Return Missing if no node was sampled for ``least_sampled_s`` of this time.
     """
     begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
     wider_s = max(0.0, rules().least_sampled_s.value - (end_s - begin_s) / 2)

@@ -92,7 +92,7 @@ def _format(config: Config, path: Path) -> WeightsFormat:
 
 
 def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None, list[str]]:
-    """Return the model, or None if its fields are invalid, and all problems."""
+    """Return the model and all problems; None as the model if its fields are invalid or its layers too many."""
     text = text_config(config, form)
     set_values = {name: value for name, value in text.items() if value is not None or name == "sliding_window"}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}

@@ -188,7 +188,7 @@ class HuggingFaceReader:
             self.bar.pauses.see_end(seconds)
 
     def _see_end(self, text: bytes) -> Iterator[StepLine]:
-        """Read a training's last line; if the bar timed no step, yield or keep the mean of the whole run."""
+        """Read a training's last line; if no step was timed and the run did not resume, yield or keep its mean step."""
         runtime, rate, loss = _RUNTIME.search(text), _RATE.search(text), _TRAIN_LOSS.search(text)
         seconds, per_s = number_or_none(runtime and runtime[1]) or 0.0, number_or_none(rate and rate[1]) or 0.0
         epochs, self.epochs = self.epochs, []
@@ -380,7 +380,7 @@ class _Bar:
 
 class _Pauses:
     """The time of evaluations between two bars of a training, from the evaluations' own bars and their logged runtimes.
-    Unbuffered output has both; a runtime without a bar belongs elsewhere."""
+    Unbuffered output has both; a runtime without a bar since the training's last bar is ignored."""
 
     def __init__(self) -> None:
         self.sum_s = 0.0
