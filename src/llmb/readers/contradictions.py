@@ -36,7 +36,7 @@ class Lap:
 
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:
-    """Describe how the clock contradicts the step times of a window; None if they agree."""
+    """Describe how the clock contradicts the step times of a window; None if it does not."""
     laps = [lap for lap in every if lap.clock_s >= 0]  # a clock that was set back once, as in autumn, proves nothing
     if 2 * len(laps) < len(every):
         return "most steps of the window end before the step before them"

@@ -103,7 +103,7 @@ class Step:
         return all(math.isfinite(value) for value in (self.loss, self.grad_norm) if value is not None)
 
     def values_text(self) -> str:
-        """Describe the values that make a step invalid."""
+        """Return the number, loss and gradient norm of a step as text, to describe an invalid step."""
         values = {"loss": self.loss, "gradient norm": self.grad_norm}
         texts = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
         return f"step {self.step}: {texts}"

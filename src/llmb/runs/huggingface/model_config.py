@@ -66,7 +66,7 @@ def config_of(model: Model, dtype: ExportDtype, form: WeightsFormat | None = Non
 
 
 def config_differences(model: Model, config: Config) -> Iterator[str]:
-    """Yield all ways in which ``config`` describes another model, or weights that training cannot start from.
+    """Yield ways in which ``config`` describes another model, or weights that training cannot start from.
 
     Settings that act on no weight are not compared: sequence length, dropout, spread of initial values, tokens.
     """
