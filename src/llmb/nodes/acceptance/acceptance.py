@@ -111,7 +111,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return the key of an acceptance: only an acceptance with an equal key can be continued, or compared with it."""
+    """Return a key of the nodes, recipes and terms; only acceptances with equal keys are resumed or compared."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -276,7 +276,7 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Queue a measurement on ``nodes`` and wait for its job; return the result of the wait and the document, if any."""
+    """Measure ``nodes`` in a job; return the result of waiting for it, and the document of its result, if any."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -313,7 +313,7 @@ class RecipeRuns:
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train the recipe in rounds until its verdict is conclusive, time is up or a run fails; in jobs, just once."""
+        """Train the recipe in rounds until its verdict is conclusive, time is up or a run fails; in jobs, one round."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:

@@ -67,7 +67,7 @@ class _Rates:
         self._add_exchanges(plan)
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
-        """Return the measured bursts, and the largest ratio of the time of sustained work to the time of a burst."""
+        """Return a benchmark's bursts, and the largest ratio of a case's sustained time to its burst time, or 1."""
         rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
         bursts = {_case(row): row for row in rows if not row.sustained}
         sustained = [row for row in rows if row.sustained and _case(row) in bursts]
@@ -140,7 +140,7 @@ class _Rates:
             self.texts.append(f"{case} at {reached:,.0f} GB/s")
 
     def _add_exchanges(self, plan: EnginePlan) -> None:
-        """Add the times of all-to-all messages; predictions use a time only for the same size and number of ranks."""
+        """Add the times of all-to-all messages; predictions use a time only for equal sizes, ranks and nodes."""
         rows, layout = Sizes(plan).expert_rows(), plan.recipe.layout
         needed = layout.ep, BF16 * plan.recipe.model.hidden_size * rows // layout.etp
         for row in self.rows:
