@@ -298,7 +298,7 @@ def _in_turn(jobs: Sequence[SelectedJob]) -> list[SelectedJob]:
 
 
 def problem_text(error: UsageError) -> str:
-    """Format the problem and the valid values on one line."""
+    """Format the problem, the valid values and the advice on one line."""
     head, *items = (line.strip().removeprefix("- ") for line in error.what.splitlines())
     parts = [
         " ".join([head, "; ".join(items)]).strip(),

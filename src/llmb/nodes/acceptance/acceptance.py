@@ -216,7 +216,7 @@ def do_parts(
     trained, there = max(recipe.scale or place.gpus for recipe in recipes), place.per_node * max(1, len(fit))
     each_alone = trained == 1 and len(place.visible) == there
     if trained < there and place.gpu_type != CPU and not each_alone:
-        value = f"trained on {trained} of {there} GPUs; no recipe is published for all of them, or --scale is smaller"
+        value = f"trained on {trained} of {there} GPUs; no recipe is published for all of them, or fewer were requested"
         findings.add(AcceptancePart(name=COVERAGE, status="warn", value=value))
     for number, recipe in enumerate(recipes):
         for own in _trainings(request, place, recipe, number if len(recipes) > 1 else None, fit, before):
