@@ -14,7 +14,7 @@ from llmb.launch.scheduler_port import Offer, Partition
 from llmb.setup.install.answers import answers_of_shell, answers_schema
 from llmb.setup.install.cluster_file import read_answers
 from llmb.setup.install.python_environment import Surroundings
-from llmb.setup.install.questions import SchedulerName, completed
+from llmb.setup.install.questions import Python, SchedulerName, completed
 
 Install = Callable[..., Any]
 ANSWERS = answers_schema()
@@ -52,8 +52,8 @@ def test_what_the_cluster_shows_need_not_be_answered() -> None:
     found = completed(given, cluster(), None)
     assert (found.scheduler, found.gpu_type, found.gpus_per_node) == ("slurm", "b200", 8)
     assert (found.gpu_request, found.node_architecture, found.environment) == ("gpus-per-node", "x86_64", "uv")
-    assert found.prepare is None, "there is nothing to prepare"
-    assert found.torch == "pypi"
+    assert (found.prepare, found.torch) == (None, "pypi"), "there is nothing to prepare"
+    assert Python(ANSWERS(environment="conda"), cluster()).assumed().startswith("3."), "conda accepts no program"
 
 
 @pytest.mark.parametrize(

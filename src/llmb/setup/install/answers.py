@@ -86,7 +86,7 @@ class Answers(Record):
         str | None,
         _software(
             help="Python for the environment: a program, for uv also a version, for conda only a version. "
-            "Default: the Python that runs this command."
+            "Default: the Python that runs this command, or its version."
         ),
     ] = None
     torch: Annotated[

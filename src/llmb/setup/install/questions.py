@@ -5,6 +5,7 @@ On a terminal, the user is asked for missing answers. Otherwise, defaults are us
 reported together.
 """
 
+import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -233,10 +234,10 @@ class PythonEnvironment(GeneralQuestion):
 
 
 class Python(GeneralQuestion):
-    name, text = "python", "Python: a program, or for uv and conda a version"
+    name, text = "python", "Python: a program, for uv also a version, for conda only a version"
 
     def assumed(self) -> str:
-        return self.around.python
+        return platform.python_version() if self.answers.environment == "conda" else self.around.python
 
     def check(self, value: str) -> str | None:
         is_version = value.replace(".", "").isdecimal()
@@ -382,7 +383,7 @@ class Interview:
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
-            do = "pass them as options or as keys of --config FILE; on a terminal, without --yes, 'llmb install' asks"
+            do = "pass them as options or as keys of --config FILE; on a terminal, llmb asks for them without --yes"
             raise UsageError(f"{noun} missing or invalid:\n{lines}", do=do)
         return self.answers
 
