@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the files of an installation before it creates them, so that it can be resumed or undone however it ends."""
+"""Records an installation's files before they are created, so that it can be resumed or undone however it ended."""
 
 import hashlib
 import os

@@ -186,7 +186,7 @@ def _others(target: _Target) -> Iterator[Item]:
 
 
 def _read(items: list[_Reading], on_progress: OnProgress) -> Iterator[_Reading]:
-    """Yield the items after reading their files; those that differ from their records are marked as damaged."""
+    """Yield the items after reading their files; mark an item as damaged if a file differs from its record."""
     total = sum(item.bytes for item, checksums in items if checksums)
     read_bytes = 0
 
