@@ -4,17 +4,25 @@
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from llmb.launch import bind
+from llmb.engine.parallel.rendezvous import announce_folder, announced_folder, host_store
+from llmb.launch import bind, started_ranks
 from llmb.launch.bind import cpu_text, parse_cpus, reason_not_to_bind, share
 from llmb.launch.jobspec.job_options import Binding
 from llmb.launch.jobspec.spec import JobSpec, Placement
-from llmb.launch.local import BIND, local_command
+from llmb.launch.local import local_command
+from llmb.launch.ranks import bind_words, words
+from llmb.launch.started_ranks import StartedRank, join_run
+from llmb.nodes.bench import measure
+from llmb.readers.samples.host import Device
 from llmb.runs.folder import RunFolder
 
 GPUS = ("0000:1b:00.0", "0000:43:00.0", "0000:9d:00.0", "0000:df:00.0")
@@ -82,6 +90,7 @@ def test_auto_binds_only_where_every_gpu_s_socket_is_told(node: Path, tmp_path: 
 def test_auto_does_not_bind_to_a_socket_that_may_be_another_s(node: Path) -> None:
     with_gpus(node, (0, 0, 1, 1))
     assert reason(node, allowed="0-3") == "the workers may not use the cores of all GPUs' NUMA nodes"
+    assert reason(node, workers=1) == "LOCAL_WORLD_SIZE is unset or 1"
     told = "the job has only some of the node's GPUs, which Slurm numbers from 0"
     assert reason(node, workers=2, SLURM_JOB_ID="7", CUDA_VISIBLE_DEVICES="0,1") == told
     assert reason(node, LLMB_NUMA_BINDING="none") == "LLMB_NUMA_BINDING is none"
@@ -123,9 +132,41 @@ def test_auto_is_for_several_gpus_whose_cores_nobody_chose(
     names = dict.fromkeys(("scheduler", "program", "title", "name", "python", "log"), "any")
     spec = JobSpec(**given, **names, time_limit_min=None, start="torchrun", work=("train",))
     assert spec.bind_arguments == arguments
-    command = local_command(spec, RunFolder(Path("run")))
-    assert (bind.__name__ in command) == (arguments is not None)
-    assert bind.__name__ == BIND
+    bound = (sys.executable, "-P", "-m", bind.__name__, *arguments, "train") if arguments else ("train",)
+    assert local_command(spec, RunFolder(Path("run"))) == (sys.executable, *words(1, spec.placement.processes), *bound)
+    assert local_command(spec, RunFolder(Path("run")), StartedRank(0, 8, "node0")) == bound
+
+
+@pytest.mark.parametrize(("device", "ranks", "binds"), [("cuda", 4, True), ("cuda", 1, False), ("cpu", 4, False)])
+def test_measurements_are_bound_as_runs(
+    device: Device, ranks: int, binds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(measure, "run_program", lambda command, *_: commands.append(command))
+    measure.run_ranks("program", Path("folder"), ranks, device, "GPUs", lambda _: None)
+    bound = bind_words(("none", "auto") if binds else None)
+    assert commands == [(*words(1, ranks), *bound, sys.executable, "-P", "-m", "program", "folder")]
+
+
+@pytest.mark.parametrize(("binding", "binds"), [("none: LLMB_NUMA_BINDING is none", True), (None, False)])
+def test_ranks_that_something_else_started_are_bound_if_rank_0_is(
+    binding: str | None, binds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[str, ...]] = []
+    ended = nullcontext(SimpleNamespace(wait=lambda: 0))
+    monkeypatch.setattr(started_ranks, "started_program", lambda command, *_: commands.append(command) or ended)
+    join_run(StartedRank(1, 2, "127.0.0.1"), {})
+    variables = {"LLMB_STORE": str(tmp_path / "store"), "RANK": "0", "LLMB_RANK_VARIABLES": "TORCH_NCCL_A,LD_PRELOAD"}
+    for name, value in {**variables, "TORCH_NCCL_A": "1", "LD_PRELOAD": "", "LLMB_BINDING": binding}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    announce_folder(host_store(), tmp_path / "run")
+    assert announced_folder() == (tmp_path / "run", {"TORCH_NCCL_A": "1"}, binds)
+    monkeypatch.setattr(sys, "argv", commands[0][3:])
+    monkeypatch.setattr(os, "execv", lambda program, command: commands.append((program, *command)))
+    runpy.run_module(started_ranks.JOIN, run_name="__main__")
+    bound = bind_words(("none", "auto") if binds else None)
+    worker = (sys.executable, "-P", "-m", "llmb.engine.worker", str(tmp_path / "run"))
+    assert commands[1:] == [(sys.executable, *bound, *worker)]
 
 
 def test_local_is_the_socket_of_the_gpu(node: Path) -> None:

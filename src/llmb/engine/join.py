@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that another launcher starts for each rank: it receives the run folder from rank 0 and runs the worker.
 
+Its arguments are the words that bind the worker to cores, which it uses if rank 0's worker is bound.
 The worker's command line contains the folder, so that the sampler can recognize the processes of the run.
 """
 
@@ -12,8 +13,9 @@ from llmb.engine.parallel.rendezvous import announced_folder
 
 if __name__ == "__main__":
     try:
-        folder, variables = announced_folder()
+        folder, variables, binds = announced_folder()
     except EnvironmentProblem as error:
         sys.exit(error.text())
     os.environ.update({name: value for name, value in variables.items() if name not in os.environ})
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "llmb.engine.worker", str(folder)])  # noqa: S606 (no words of users)
+    bind_words = sys.argv[1:] if binds else []
+    os.execv(sys.executable, [*bind_words, sys.executable, "-P", "-m", "llmb.engine.worker", str(folder)])  # noqa: S606 (no words of users)

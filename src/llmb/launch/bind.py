@@ -84,9 +84,11 @@ def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
 
 def reason_not_to_bind(root: Path, environ: Mapping[str, str], allowed: Collection[int]) -> str | None:
     """Return why ``auto`` does not bind the workers; None if it does."""
-    workers = int(environ["LOCAL_WORLD_SIZE"])
+    workers = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     if environ.get(SWITCH, "").lower() == "none":
         return f"{SWITCH} is none"
+    if workers == 1:
+        return "LOCAL_WORLD_SIZE is unset or 1"
     if "SLURM_JOB_ID" in environ and workers < len(list((root / "proc/driver/nvidia/gpus").glob("*"))):
         return "the job has only some of the node's GPUs, which Slurm numbers from 0"
     places = gpu_nodes(root, environ, workers)

@@ -17,7 +17,7 @@ from llmb.base.secrets import without_secrets
 from llmb.base.tools import ask_program
 from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.jobspec.spec import JobSpec, filled
-from llmb.launch.ranks import words
+from llmb.launch.ranks import bind_words, words
 from llmb.launch.scheduler_port import UNKNOWN, JobAnswers, JobHandle, JobState, Phase, Scheduler, Submission
 from llmb.launch.site.site import Site
 from llmb.launch.started_ranks import RANK_VARIABLES, StartedRank, rank_variables, started_rank
@@ -28,7 +28,6 @@ from llmb.runs.record import BegunJob, Process, RunRecord, SubmittedJob, now, re
 THREADS = "OMP_NUM_THREADS"
 """Set by default, because otherwise the thread pool of each process uses all cores."""
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
-BIND = "llmb.launch.bind"
 LOOK_EVERY_S = 0.5
 """Seconds between checks of a run's files. Each check preempts a thread of the workers: with 20 checks per second, the
 steps of a tiny model on a CPU took 8 % longer."""
@@ -37,12 +36,9 @@ steps of a tiny model on a CPU took 8 % longer."""
 def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None = None) -> tuple[str, ...]:
     """Return the command that starts and watches the workers without loading torch; only the worker's own command if
     another launcher ``started`` the ranks."""
-    work = tuple(filled(word, str(folder.path), sys.executable) for word in spec.work)
-    if started:
-        return work
-    if spec.bind_arguments:
-        work = (sys.executable, "-P", "-m", BIND, *spec.bind_arguments, *work)
-    return (sys.executable, *words(1, spec.placement.processes), *work)
+    filled_words = (filled(word, str(folder.path), sys.executable) for word in spec.work)
+    work = (*bind_words(spec.bind_arguments), *filled_words)
+    return work if started else (sys.executable, *words(1, spec.placement.processes), *work)
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:

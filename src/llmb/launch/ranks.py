@@ -27,6 +27,7 @@ TOGETHER_S = 0.5
 """Seconds after the first failure in which other ranks may end on their own."""
 MOST_FILES = 65_536
 """The soft limit of open files to set, if the hard limit allows; a higher limit slows programs that close all files."""
+BIND = "llmb.launch.bind"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 FAILED = 1
 Process = subprocess.Popen[bytes]
@@ -35,6 +36,11 @@ Process = subprocess.Popen[bytes]
 def words(nodes: int | str, per_node: int) -> tuple[str, ...]:
     """Return the words that start this module, to put between an interpreter and the ranks' command."""
     return ("-P", "-m", "llmb.launch.ranks", nodes if isinstance(nodes, str) else str(nodes), str(per_node))
+
+
+def bind_words(arguments: tuple[str, str] | None) -> tuple[str, ...]:
+    """Return the words before a rank's command that bind the rank to cores and memory; none without ``arguments``."""
+    return (sys.executable, "-P", "-m", BIND, *arguments) if arguments else ()
 
 
 def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: Mapping[str, str]) -> dict[str, str]:

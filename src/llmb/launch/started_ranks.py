@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from llmb.base.errors import RunFailed, UsageError, UserInterrupt
 from llmb.base.processes import Interrupted, started_program
 from llmb.base.secrets import without_secrets
+from llmb.launch.jobspec.job_options import Binding
+from llmb.launch.ranks import bind_words
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOIN = "llmb.engine.join"
-"""The program with which ranks other than 0 receive the run folder's path and train."""
+"""The program with which ranks other than 0 receive the run folder's path and train, bound if rank 0 is."""
 STORE_ID = "LLMB_STORE_ID"
 RANK_VARIABLES = "LLMB_RANK_VARIABLES"
 """Variable with the names of the variables that rank 0 takes from the plan and sends to the other ranks."""
@@ -61,7 +63,7 @@ def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, s
 
 def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
     """Train as a rank other than 0, with output to stderr; raise RunFailed on failure, UserInterrupt on a signal."""
-    command = (sys.executable, "-P", "-m", JOIN)
+    command = (sys.executable, "-P", "-m", JOIN, *bind_words(Binding().arguments(gpus=True, workers=rank.world_size)))
     own = {**without_secrets(environ), **rank_variables(rank, environ)}
     try:
         with started_program(command, sys.stderr.fileno(), subprocess.STDOUT, own) as process:

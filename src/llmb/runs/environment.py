@@ -109,7 +109,7 @@ class Environment(Record):
     """Model of the first node's CPU."""
     binding: str | None = None
     """CPUs and memory to which the first rank is bound, or the reason for no binding. None if binding was not tried:
-    on CPUs, with one GPU, or for ranks that another launcher started."""
+    on CPUs or with one GPU."""
     gpus: tuple[GpuState, ...] | None = None
     """State of all GPUs of the run before its first step; None if it has no GPUs, or nodes have no nvidia-smi."""
     device_memory: DeviceMemory | None = None

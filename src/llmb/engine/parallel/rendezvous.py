@@ -62,14 +62,16 @@ def host_store() -> Store:
 
 
 def announce_folder(store: Store, folder: Path) -> None:
-    """Announce the run's folder, and the variables that its plan sets, to ranks that another launcher has started."""
+    """Announce the run's folder, the variables that its plan sets and whether this rank was to be bound to cores, to
+    ranks that another launcher has started."""
     names = os.environ.get("LLMB_RANK_VARIABLES", "").split(",")
     variables = {name: os.environ[name] for name in names if name in os.environ}
-    store.set(FOLDER, json.dumps({"folder": str(folder), "variables": variables}))
+    announced = {"folder": str(folder), "variables": variables, "binds": "LLMB_BINDING" in os.environ}
+    store.set(FOLDER, json.dumps(announced))
 
 
-def announced_folder() -> tuple[Path, dict[str, str]]:
-    """Return the folder and the variables of the run, as soon as rank 0 has announced them.
+def announced_folder() -> tuple[Path, dict[str, str], bool]:
+    """Return the folder and the variables of the run, and whether to bind ranks, as soon as rank 0 announces them.
 
     Only variables of threads, allocators and NCCL are accepted, because the store may be another user's. Raise
     EnvironmentProblem if rank 0 announces nothing within ``PATIENCE``.
@@ -77,7 +79,7 @@ def announced_folder() -> tuple[Path, dict[str, str]]:
     try:
         announced = json.loads(connect(PATIENCE).get(FOLDER))
         variables = {name: str(value) for name, value in announced["variables"].items() if HARMLESS.fullmatch(name)}
-        return Path(announced["folder"]), variables
+        return Path(announced["folder"]), variables, bool(announced["binds"])
     except RuntimeError as error:
         what = f"rank {os.environ['RANK']} has received nothing from {store_host()} in {PATIENCE.seconds // 60} min"
         raise EnvironmentProblem(what, do="find out why rank 0 did not start, for example in its log") from error

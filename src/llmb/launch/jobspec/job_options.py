@@ -74,6 +74,13 @@ class Binding(Record):
     """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node. ``auto`` does so only for
     several GPUs with NUMA nodes that the system reports, if ``cpu`` is ``none``; other memory remains usable."""
 
+    def arguments(self, *, gpus: bool, workers: int) -> tuple[str, str] | None:
+        """Return the arguments of ``llmb.launch.bind`` on a node with ``workers``; None if they are not bound."""
+        cpu, numa = str(self.cpu), self.numa
+        if numa == "auto" and (cpu != "none" or not gpus or workers == 1):
+            numa = "none"
+        return None if (cpu, numa) == ("none", "none") else (cpu, numa)
+
 
 UNBOUND = Binding(numa="none")
 

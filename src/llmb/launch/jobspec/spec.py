@@ -238,10 +238,7 @@ class JobSpec(Record):
     @property
     def bind_arguments(self) -> tuple[str, str] | None:
         """Return the arguments of ``llmb.launch.bind`` before the worker's command; None if workers are not bound."""
-        cpu, numa = str(self.binding.cpu), self.binding.numa
-        if numa == "auto" and (cpu != "none" or not self.gpus or self.placement.processes_per_node == 1):
-            numa = "none"
-        return None if (cpu, numa) == ("none", "none") else (cpu, numa)
+        return self.binding.arguments(gpus=self.gpus, workers=self.placement.processes_per_node)
 
 
 def write_spec(folder: RunFolder, spec: JobSpec) -> None:

@@ -145,6 +145,7 @@ def measurement_file(
         measured_at=measured_at,
         command=command,
         software={"llmb": llmb.__version__, **versions},
+        binding=result.device.binding,
         measurements=tuple(rows),
         not_measured=tuple(missing),
         recipe=job.recipe,

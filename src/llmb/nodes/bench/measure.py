@@ -13,8 +13,9 @@ from llmb.base.errors import EnvironmentProblem, pip_install
 from llmb.base.processes import run_talking
 from llmb.base.scratch import scratch_folder
 from llmb.catalogue.records import Record
+from llmb.launch.jobspec.job_options import Binding
 from llmb.launch.programs.engine.program import shipped_variables
-from llmb.launch.ranks import words
+from llmb.launch.ranks import bind_words, words
 from llmb.nodes.bench.protocol import TIMING_PROGRAM, BenchProgress, CaseList, Timings
 from llmb.readers.samples.host import Device
 
@@ -39,7 +40,8 @@ def job_folder(name: str, job: Record) -> Iterator[Path]:
 
 def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:
     """Run ranks that read their job from ``folder`` and write results there; raises errors as ``run_program`` does."""
-    command = (*words(1, ranks), sys.executable, "-P", "-m", program, str(folder))
+    bound = bind_words(Binding().arguments(gpus=device == "cuda", workers=ranks))
+    command = (*words(1, ranks), *bound, sys.executable, "-P", "-m", program, str(folder))
     run_program(command, device, f" {what}", on_progress, {"OMP_NUM_THREADS": "1"})
 
 

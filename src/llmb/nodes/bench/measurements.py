@@ -113,6 +113,8 @@ class MeasurementFile(Record):
     command: tuple[str, ...]
     software: dict[str, str | None]
     """Versions by name, such as ``torch`` and ``driver``; None if unknown."""
+    binding: str | None = None
+    """The ``DeviceReport.binding`` of the first process."""
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None

@@ -139,6 +139,8 @@ class DeviceReport(Record):
     device: str
     device_memory_gib: float | None
     cpu_threads: int
+    binding: str | None = None
+    """The CPUs and memory to which the process is bound, or the reason for no binding; None if it was not tried."""
 
 
 class Timings(Record):

@@ -117,6 +117,7 @@ def gpu_files(reports: Sequence[PartReport], command: tuple[str, ...], measured_
             measured_at=measured_at,
             command=command,
             software={"llmb": llmb.__version__, **versions},
+            binding=device.binding if device else None,
             measurements=tuple(row for part in parts if (row := _measurement(part))),
             not_measured=tuple(_missing(part) for part in parts if part.timing.seconds is None),
         )

@@ -451,6 +451,7 @@ def describe(device: torch.device) -> DeviceReport:
         device=device_name(device),
         device_memory_gib=torch.cuda.get_device_properties(device).total_memory / 2**30 if on_gpu else None,
         cpu_threads=torch.get_num_threads(),
+        binding=os.environ.get("LLMB_BINDING"),
     )
 
 

@@ -125,7 +125,7 @@ def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
 
 
 def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
-    """Return the hardware threads of each core, ordered by NUMA node."""
+    """Return the hardware threads in ``cpus`` of each core, ordered by NUMA node."""
     groups = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -158,9 +158,11 @@ def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
 
 def reason_not_to_bind(root: Path, environ: Mapping[str, str], allowed: Collection[int]) -> str | None:
     """Return why ``auto`` does not bind the workers; None if it does."""
-    workers = int(environ["LOCAL_WORLD_SIZE"])
+    workers = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     if environ.get(SWITCH, "").lower() == "none":
         return f"{SWITCH} is none"
+    if workers == 1:
+        return "LOCAL_WORLD_SIZE is unset or 1"
     if "SLURM_JOB_ID" in environ and workers < len(list((root / "proc/driver/nvidia/gpus").glob("*"))):
         return "the job has only some of the node's GPUs, which Slurm numbers from 0"
     places = gpu_nodes(root, environ, workers)
@@ -212,7 +214,7 @@ def bind_memory(node: int, policy: int) -> str | None:
 
 
 def main(cpu: str, numa: str, *command: str) -> None:
-    """Bind this process to CPUs and memory, log both, and execute the worker's command."""
+    """Bind this process to CPUs and memory, log this or why it is not bound, and execute the worker's command."""
     where, rank = os.environ.get("SLURMD_NODENAME") or platform.node(), os.environ["LOCAL_RANK"]
     policy = MPOL_PREFERRED if numa == "auto" else MPOL_BIND
     if numa == "auto":
