@@ -111,7 +111,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return a key of the nodes, recipes and terms; only acceptances with equal keys are resumed or compared."""
+    """Return a key of nodes, recipes, checks and acceptance set; acceptances are resumed or compared if it is equal."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -120,8 +120,8 @@ def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms:
 def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
-    """Return the folder and request of an unfinished acceptance with this key, unless ``start_new`` is set or a later
-    acceptance is a valid reference; otherwise, create a new acceptance. Raises NotWritable if that fails."""
+    """Return the folder and request of an unfinished acceptance with this key. Create a new one if there is none, if
+    ``start_new`` is set or if a later acceptance is complete and not slow; raise NotWritable if that fails."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):

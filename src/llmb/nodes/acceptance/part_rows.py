@@ -76,7 +76,7 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
 
 
 def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
-    """Return the row for the bandwidth at the largest size, compared with the peak, or else with ``before``."""
+    """Return the row for a measurement: the bandwidth at the largest size, with the peak or else the value before."""
     largest, earlier = _largest(result), _largest(before) if before else None
     if largest is None:
         status: Status = "fail" if result.exit_code else "measured"

@@ -23,7 +23,7 @@ OnProgress = Callable[[BenchProgress], None]
 
 
 def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
-    """Run the measurements and return their timings; raises the same errors as ``run_program``."""
+    """Time the cases of ``job`` in a separate process; raises the same errors as ``run_program``."""
     with job_folder("job.json", job) as folder:
         job_file, answered = folder / "job.json", folder / "timings.json"
         run_program(("-P", "-m", TIMING_PROGRAM, str(job_file), str(answered)), job.device, "", on_progress)

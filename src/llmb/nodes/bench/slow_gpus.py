@@ -24,7 +24,7 @@ NORMAL = 1.4826
 
 
 class OutlierRule(Record):
-    """The content of ``outliers.yaml``: the limits that make a device slow."""
+    """The content of ``outliers.yaml``: the limits beyond which a device is slow."""
 
     sigmas: float
     below_pct: float

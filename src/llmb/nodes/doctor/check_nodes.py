@@ -61,7 +61,7 @@ class CheckTerms:
 
 @dataclass
 class NodesCheck:
-    """A check of several nodes in progress; ``reports`` contains the nodes that have a result."""
+    """A check of several nodes in progress; ``reports`` contains the results so far, by node."""
 
     store: Store
     terms: CheckTerms

@@ -181,7 +181,7 @@ def _reachable(source: FactSource, target: TargetFacts) -> Finding:
 
 
 def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
-    """Check for ports that are down; they fail the check only if fewer ports are active than there are GPUs."""
+    """Check for ports that are down; the check fails only if fewer ports are active than there are GPUs, or none."""
     of = rule("network_rdma")
     down = [f"{port.name} {port.state}, {port.physical}" for port in ports if not port.active]
     layers = Counter(port.layer for port in active)
