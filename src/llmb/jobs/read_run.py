@@ -94,7 +94,7 @@ class RecordedRun:
 
 
 def read_folder(folder: RunFolder) -> RecordedRun:
-    """Read the record of a run; raise BrokenRecord if it is damaged, OSError if it cannot be read."""
+    """Read a run's record and job; raise BrokenRecord if the record is damaged, OSError if it cannot be read."""
     return RecordedRun(folder, read_record(folder), read_job_if_whole(folder))
 
 

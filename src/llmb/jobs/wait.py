@@ -185,7 +185,7 @@ def repeated(job: Job, now_s: float) -> Job:
 
 
 def excluded(*nodes: str | None) -> str | None:
-    """Join lists of nodes, separated by commas, without duplicates; return None if all are empty. Pure."""
+    """Join different lists of nodes with commas; return None if all are empty. Pure."""
     return ",".join(dict.fromkeys(filter(None, nodes))) or None
 
 

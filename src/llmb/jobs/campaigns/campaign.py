@@ -87,7 +87,7 @@ def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> C
 
 
 def fingerprint(jobs: Iterable[CampaignJob]) -> str:
-    """Return a digest of the jobs' requests, independent of their progress and their position in the file."""
+    """Return a digest of the jobs' requests in order, without their progress and their lines in the file."""
     requests = [(job.wanted.model_dump(mode="json"), job.repeat, job.profiled) for job in jobs]
     return hashlib.sha256(json.dumps(requests, sort_keys=True).encode()).hexdigest()
 

@@ -127,7 +127,7 @@ class Proposal:
 def from_command_line(
     entries: Iterable[Entry], selection: Selection, repeats: int | None, *, profile: bool
 ) -> list[Entry]:
-    """Return the entries of a file with the options of the command line applied."""
+    """Return the entries of a file with the repeats, profile, GPU type and release of the command line, if any."""
     return [
         replace(
             entry,
