@@ -92,7 +92,7 @@ def compare_with(expected: Expected, pace: Pace | None) -> PaceComparison:
 
 
 def expectation(plan: Plan, given_s: float | None) -> Expected | None:
-    """Return the step time ``given_s``, else the published time, with the tolerance of verdicts; None if neither exists."""
+    """Return the step time ``given_s``, else the published one, with the tolerance of verdicts; None without either."""
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
     figure = plan.recipe.figure
