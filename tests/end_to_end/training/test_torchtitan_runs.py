@@ -34,7 +34,7 @@ STARTED_WITHIN_S = 300
 
 
 FAMILIES = [
-    (*LLAMA, "--scale", "2", "--pp", "2", "--recompute", "full"),
+    (*LLAMA, "--scale", "2", "--pp", "2", "--recompute", "full", "--profile", "--profile-start-step", "8"),
     (*QWEN, "-s", "tiny-moe", "--scale", "4", "--tp", "2", "--ep", "2"),
     (*GPT_OSS, "--scale", "1"),
     (*DEEPSEEK, "--scale", "1", "--dtype", "bf16"),
@@ -66,7 +66,8 @@ def test_ten_steps_are_trained_and_recorded(start: Start, options: tuple[str, ..
     assert result["loss"]["last"] < result["loss"]["first"] - 0.3
     # torchtitan's own figures, of which it prints whole tokens/s and two digits of TFLOPS.
     ranks = record["plan"]["recipe"]["layout"]["gpus"]
-    rates = [float(rate.replace(",", "")) for _, _, rate, _ in printed[2:9]]
+    profiled = "--profile" in options
+    rates = [float(rate.replace(",", "")) for _, _, rate, _ in printed[2 : 8 if profiled else 9]]
     seconds = [8 * 128 / ranks / rate for rate in rates]
     assert result["step_time_s"]["mean"] == pytest.approx(sum(seconds) / len(seconds), rel=0.02)
     assert result["tflops_per_gpu"]["full"] == pytest.approx(float(printed[5][3]), abs=0.02)
@@ -76,6 +77,12 @@ def test_ten_steps_are_trained_and_recorded(start: Start, options: tuple[str, ..
     assert record["environment"]["ranks_per_node"] == {os.uname().nodename: ranks}
     ended = read_ended_run(RunFolder(folder))
     assert ended.result.status == "success"
+    trace = ended.result.profile
+    assert (trace is not None) == profiled
+    if trace is not None:
+        assert len(trace.files) == ranks and not trace.warnings
+        assert trace.breakdown is not None and trace.breakdown.step in (8, 9)
+        assert trace.breakdown.collectives and trace.breakdown.matrix_product_s > 0
     assert ended.result.verdict is None or not ended.result.verdict
 
 

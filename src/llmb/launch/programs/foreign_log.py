@@ -10,7 +10,7 @@ from typing import Any
 
 from llmb.base.input_files import open_regular
 from llmb.base.missing import Missing
-from llmb.base.statistics import Statistics
+from llmb.base.statistics import Statistics, describe
 from llmb.catalogue.records import Window
 from llmb.catalogue.window import STEADY
 from llmb.launch.programs.port import End
@@ -19,7 +19,7 @@ from llmb.readers.logs.outcome import FINISHED, LogOutcome, judge_log
 from llmb.readers.logs.reader import read_log
 from llmb.readers.samples.sample_records import ResourceUse
 from llmb.readers.samples.samples import Sampled, SampledWork, TimeSpan, samples_of_ended
-from llmb.runs.conclusion import figures_of, if_possible, machine_report, resource_use
+from llmb.runs.conclusion import MOST_PROFILED, figures_of, if_possible, machine_report, resource_use
 from llmb.runs.folder import ATTEMPT, RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.result import NO_EXPERTS, NOT_SUCCESSFUL, Loss, Result, Status
@@ -137,10 +137,13 @@ def _statistics(plan: Plan, status: Status, outcome: LogOutcome, log_format: For
         return Missing(outcome.reason)
     first = log_format.first_number
     window = [iteration - first for iteration in range(outcome.window.first, outcome.window.last + 1)]
-    profiled = sum(plan.slows_down(step) for step in window)
-    if profiled:
-        return Missing(f"{profiled} of the {len(window)} steps of the window were profiled, which slows them down")
-    return outcome.step_time_s or Missing(outcome.reason)
+    slow = [plan.slows_down(step) for step in window]
+    if not any(slow):
+        return outcome.step_time_s or Missing(outcome.reason)
+    # The step after a profile may include the time of writing it.
+    if not slow[-1] or sum(slow) > MOST_PROFILED * len(window) or len(outcome.step_times_s) != len(window):
+        return Missing(f"{sum(slow)} of the {len(window)} steps of the window were profiled, which slows them down")
+    return describe([time for time, is_slow in zip(outcome.step_times_s, slow, strict=True) if not is_slow])
 
 
 def _known(loss: float | None) -> float:

@@ -22,6 +22,7 @@ from llmb.readers.samples.host import Device
 from llmb.runs.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices, Fp8Recipe
 from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.profiling import Profiling
 
 TRIED = {RELEASE: ("2.13",)}
 """Versions of torch with which each version of torchtitan was tested."""
@@ -44,6 +45,7 @@ SUPPORTED = frozenset(
             "stall_limit_s",
             "parallelism",
             "synthetic",
+            "profiling",
         ),
     }
 )
@@ -82,6 +84,7 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
             forced["fp8_recipe"] = FP8
         if family_of(recipe.model).in_bf16:
             forced["compiled"] = False
+        forced["profiling"] = _profiling(choices, recipe)
         device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
         plan = make_plan(recipe, choices.model_copy(update=forced), device=device, trains=False)
         problems = [*_sharding_problems(plan), *_layout_problems(plan), *_fp8_problems(plan)]
@@ -93,6 +96,18 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
     origin = Origin(weights=WeightsOrigin(kind="random"), data=data)
     predicted = predicted_step(catalogue, plan, TORCHTITAN)
     return plan.model_copy(update={"declared_origin": origin, "predicted": predicted})
+
+
+def _profiling(choices: Choices, recipe: Recipe) -> Profiling:
+    """Return the profiling options of a run: PyTorch's profiler, up to the last step. A trace is written before the
+    next step begins, and torchtitan counts that time in the next step.
+    """
+    asked, steps = choices.profiling, choices.steps_of(recipe, resumes=False)
+    if not asked.profile:
+        return asked
+    start = 9 * steps // 10 if asked.profile_start_step is None else asked.profile_start_step
+    span = {"profile_start_step": start, "profile_stop_step": steps}
+    return asked.model_copy(update={"profiler": "torch", **span})
 
 
 def _recipe_problems(recipe: Recipe) -> Iterator[str]:
@@ -118,11 +133,22 @@ def _choice_problems(choices: Choices, model: Model) -> Iterator[str]:
         yield f"--fp8-recipe is {choices.fp8_recipe}; it scales as {FP8}"
     if choices.keep_logits is False:
         yield "--no-keep-logits is set; it keeps the logits of a micro-batch for the backward pass"
+    yield from _profiling_problems(choices.profiling, choices.steps)
     if choices.stall_limit_s == 0:
         yield "--stall-limit is 0; its collectives always have a time limit"
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
             yield f"{option_text(choices, name)} is set, which llmb does not pass to torchtitan"
+
+
+def _profiling_problems(asked: Profiling, steps: int | None) -> Iterator[str]:
+    if asked.profiler == "nsys" or asked.profile_gpu_metrics:
+        option = "--profile-gpu-metrics is set" if asked.profile_gpu_metrics else "--profiler is nsys"
+        yield f"{option}; llmb profiles it with PyTorch's profiler"
+    if asked.nccl_trace:
+        yield "--nccl-trace is set, which llmb does not pass to torchtitan"
+    if asked.profile and steps is not None and asked.profile_stop_step not in (None, steps):
+        yield f"--profile-stop-step is {asked.profile_stop_step}; it must be the number of steps, {steps}"
 
 
 def _sharding_problems(plan: EnginePlan) -> Iterator[str]:

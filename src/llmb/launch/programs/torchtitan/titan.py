@@ -25,6 +25,7 @@ from llmb.runs.folder import RunFolder, tail
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
+from llmb.runs.trace_reports import report_profile
 
 WORKER = "llmb.launch.programs.torchtitan.titan_worker"
 VARIABLES: dict[Device, dict[str, str]] = {
@@ -80,7 +81,8 @@ class Torchtitan(Program):
         outcome = judge_latest_attempt(folder.log, record.plan.window, FORMAT)
         contradiction = why_contradicting(record, (), log_gpus=outcome.gpus, log_gbs=outcome.gbs)
         samples = samples_beside(folder)
-        result = result_of_log(record.plan, outcome, end, FORMAT, None, contradiction, samples)
+        profile = report_profile(folder, record.plan)
+        result = result_of_log(record.plan, outcome, end, FORMAT, profile, contradiction, samples)
         failure = first_failure(tail(folder.log)) if result.status == "failed" and not end.cause else None
         return result.model_copy(update={"reason": f"{failure}; {result.reason}"}) if failure else result
 

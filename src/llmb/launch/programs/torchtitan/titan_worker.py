@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +21,13 @@ import torch.distributed as dist
 
 from llmb.base.errors import LlmbError
 from llmb.base.parent_death import end_with_parent
-from llmb.engine.data.batches import rank_samples
+from llmb.engine.data.batches import TrainingData, rank_samples
 from llmb.engine.data.build import build_data
 from llmb.engine.device import local_device
 from llmb.engine.environment import describe_environment
 from llmb.engine.parallel.mesh import Groups, Ranks, connect_ranks, leave_ranks
+from llmb.engine.profile import StepProfiler
+from llmb.engine.watchdog import Progress
 from llmb.launch.programs.torchtitan.arguments import check_versions, package_version
 from llmb.launch.programs.torchtitan.models import NAME, titan_model
 from llmb.launch.programs.torchtitan.on_cpu import replace_device_functions
@@ -34,6 +36,9 @@ from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import engine_plan, read_record
+
+Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
+"""A micro-batch, or the samples of a pipeline's step, and their labels."""
 
 
 def train(folder: RunFolder, arguments: list[str]) -> None:
@@ -46,11 +51,16 @@ def train(folder: RunFolder, arguments: list[str]) -> None:
     log_on_one_rank(plan)
     config = importlib.import_module("torchtitan.config").ConfigManager().parse_args(arguments)
     connect_ranks(device, timedelta(seconds=config.comm.init_timeout_seconds))
-    record_environment(folder, device)
-    register_model(plan)
+    ranks = ranks_alone(device)
+    record_environment(folder, ranks)
+    profiler = StepProfiler(plan, folder, ranks, Progress(0))
+    batches = Batches(plan, profiler)
+    register_model(plan, batches)
     trainer = importlib.import_module("torchtitan.train").Trainer(config)
     try:
         trainer.train()
+        batches.close()
+        profiler.close()
     finally:
         trainer.close()
 
@@ -63,11 +73,15 @@ def log_on_one_rank(plan: EnginePlan) -> None:
         logging.disable(logging.INFO)
 
 
-def record_environment(folder: RunFolder, device: torch.device) -> None:
-    """Write the environment of all ranks to the run folder. Every rank must call this, because it is collective."""
+def ranks_alone(device: torch.device) -> Ranks:
+    """Return this rank among all ranks, without the groups of a layout: torchtitan makes its own."""
     world = dist.get_world_size()
     mesh = Groups().mesh(device, {"world": world})
-    ranks = Ranks(dist.get_rank(), world, device, mesh, mesh, mesh, mesh)
+    return Ranks(dist.get_rank(), world, device, mesh, mesh, mesh, mesh)
+
+
+def record_environment(folder: RunFolder, ranks: Ranks) -> None:
+    """Write the environment of all ranks to the run folder. Every rank must call this, because it is collective."""
     environment = describe_environment(ranks)
     packages = {name: found for name in (NAME, "torchao") if (found := package_version(name))}
     if ranks.is_first:
@@ -75,7 +89,7 @@ def record_environment(folder: RunFolder, device: torch.device) -> None:
         write_atomically(folder.environment, f"{text}\n")
 
 
-def register_model(plan: EnginePlan) -> None:
+def register_model(plan: EnginePlan, batches: "Batches") -> None:
     """Register the plan's model and data in torchtitan, instead of torchtitan's own for the model family."""
     model = titan_model(plan.recipe.model, plan.recipe.layout.layers)
     family: Any = importlib.import_module(f"torchtitan.models.{model.family}")
@@ -91,7 +105,7 @@ def register_model(plan: EnginePlan) -> None:
         model_cls=with_router_biases(own.model_cls),
         model_args={plan.recipe.size: getattr(arguments, model.arguments)(**model.values, **parts)},
         build_tokenizer_fn=lambda _: object(),  # FlexAttention's masks require one, but no causal mask uses it
-        build_dataloader_fn=lambda dp_world_size, dp_rank, **_: Batches(plan, dp_rank),  # noqa: ARG005 (torchtitan's)
+        build_dataloader_fn=lambda dp_world_size, dp_rank, **_: batches.of(dp_rank),  # noqa: ARG005 (torchtitan's)
     )
     importlib.import_module("torchtitan.protocols.train_spec").register_train_spec(model.family, spec)
 
@@ -110,20 +124,38 @@ def with_router_biases(model: type[torch.nn.Module]) -> Any:  # noqa: ANN401 (to
 
 
 class Batches:
-    """A torchtitan data loader that yields a rank's synthetic samples and has no state to save."""
+    """A torchtitan data loader that yields a rank's synthetic samples and has no state to save. A step is profiled from
+    the request of its first sample to that of the next step, or to ``close``."""
 
-    def __init__(self, plan: EnginePlan, dp_rank: int) -> None:
-        self.plan, self.dp_rank = plan, dp_rank
+    def __init__(self, plan: EnginePlan, profiler: StepProfiler) -> None:
+        self.plan, self.profiler, self.dp_rank = plan, profiler, 0
+        self.samples: Generator[Batch, None, None] | None = None
 
-    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        data, layout = build_data(self.plan), self.plan.recipe.layout
+    def of(self, dp_rank: int) -> "Batches":
+        self.dp_rank = dp_rank
+        return self
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.samples = self._generate()
+        return self.samples
+
+    def close(self) -> None:
+        if self.samples:
+            self.samples.close()
+
+    def _generate(self) -> Generator[Batch, None, None]:
+        data = build_data(self.plan)
         for step in range(self.plan.steps):
-            samples = list(rank_samples(layout, self.plan.samples_before(step), self.dp_rank))
-            if layout.pp == 1:
-                batches = [data.micro_batch(numbers) for numbers in samples]
-                yield from (({"input": batch.tokens}, batch.labels) for batch in batches)
-                continue
-            parts = [data.micro_batch(numbers) for numbers in samples]  # the pipeline splits them again
+            with self.profiler.step(step):
+                yield from self._step(data, step)
+
+    def _step(self, data: TrainingData, step: int) -> Iterator[Batch]:
+        layout = self.plan.recipe.layout
+        samples = rank_samples(layout, self.plan.samples_before(step), self.dp_rank)
+        parts = [data.micro_batch(numbers) for numbers in samples]
+        if layout.pp == 1:
+            yield from (({"input": part.tokens}, part.labels) for part in parts)
+        else:  # the pipeline splits them again
             yield {"input": torch.cat([part.tokens for part in parts])}, torch.cat([part.labels for part in parts])
 
 
