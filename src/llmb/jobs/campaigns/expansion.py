@@ -82,7 +82,7 @@ class Selection:
     gpu_type: Annotated[str | None, _selection(help="GPU type, or cpu. Default: from file or settings.", form=WORD)] = (
         None
     )
-    release: Annotated[str | None, _selection(help="Document release. Default: the file's, else the newest.")] = None
+    release: Annotated[str | None, _selection(help="Release of the recipe. Default: the file's, or the newest.")] = None
 
     @property
     def names_one(self) -> bool:

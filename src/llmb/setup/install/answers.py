@@ -79,7 +79,7 @@ class Answers(Record):
     environment: Annotated[
         EnvironmentKind | None,
         _software(
-            help="Tool that creates the environment; existing: use --python. Default: uv if installed, else venv."
+            help="Tool that creates the Python environment; existing: use --python. Default: uv if present, else venv."
         ),
     ] = None
     python: Annotated[

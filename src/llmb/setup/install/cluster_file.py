@@ -83,7 +83,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
     """Return the variables without secrets, and warn of each secret by name; raise UsageError if they are invalid."""
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
-        raise UsageError("environment_vars must be a mapping of names to values, none of them empty", where=str(path))
+        raise UsageError("environment_vars must be a mapping of names to values, without null", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
     secrets = [name for name, value in texts.items() if holds_secret(name, value)]
     for name in secrets:
@@ -203,7 +203,7 @@ def check_settings(journal: Journal, section: Section) -> None:
     if odd := changes(journal.root, {key: value for key, value in section.items() if key in there}):
         lines = "\n".join(f"  {line}" for line in odd)
         do = "change the file or the answers, or add --keep-settings to keep the file as it is"
-        raise UsageError(f"{CLUSTER_CONFIG} is not from this installer, and differs:\n{lines}", where=str(path), do=do)
+        raise UsageError(f"{CLUSTER_CONFIG} contradicts the answers:\n{lines}", where=str(path), do=do)
 
 
 def user_changes(journal: Journal, section: Section) -> list[str]:
