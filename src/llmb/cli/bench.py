@@ -54,10 +54,12 @@ Dtypes = Annotated[
 Seconds = Annotated[
     float,
     typer.Option(
-        "--seconds", min=0, help="Also repeat one case for this many seconds, and report the last third. 0: omit."
+        "--seconds", min=0, help="Also repeat the largest case for this many seconds; the last third counts. 0: do not."
     ),
 ]
-Sizes = Annotated[list[str] | None, typer.Option("--size", help="Size of the copies, such as 64MiB. Repeatable.")]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--size", help="Size of a copy, such as 64MiB. Repeatable. Default: several sizes.")
+]
 
 
 @dataclass(frozen=True, slots=True)

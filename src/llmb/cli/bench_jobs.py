@@ -125,7 +125,7 @@ class Placed:
 
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", min=1, help="Processes per node. Default: 1 per GPU or CPU core (CPU collectives: 4)."),
+        typer.Option("--ranks", min=1, help="Processes per node. Default: 1 per GPU; 1 per CPU core (collectives: 4)."),
     ] = None
     device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False

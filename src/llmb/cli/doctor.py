@@ -104,7 +104,7 @@ class SeveralNodes:
     nodes: Annotated[
         str | None, _several(metavar="LIST", help="Check these nodes of the cluster, such as node[1-4,7].")
     ] = None
-    nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="Nodes to check, one per line.")] = None
+    nodelist_file: Annotated[Path | None, _several(metavar="FILE", help="File of nodes to check, one per line.")] = None
     partition: Annotated[
         str | None,
         _several(
@@ -149,7 +149,9 @@ AgainstRun = Annotated[
     str | None,
     _settings(metavar="RUN", help="List settings that changed here or on selected nodes since this run ('latest')."),
 ]
-FailOnDrift = Annotated[bool, _settings("--fail-on-drift", help="Exit with code 4 if an important setting changed.")]
+FailOnDrift = Annotated[
+    bool, _settings("--fail-on-drift", help="With --against: exit with code 4 if an important setting changed.")
+]
 
 
 @app.command()

@@ -324,7 +324,7 @@ def rebuild(json: Json = False) -> None:
 def nodes(
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only jobs since this time, such as 7d; see 'jobs list --help'.")
+        str | None, typer.Option("--since", help="Only jobs since this time or age, such as 2026-11-21 or 7d.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -83,7 +83,8 @@ class ReferenceOptions:
         float | None,
         typer.Option(
             metavar="PCT",
-            help="Percent by which a run may be slower. Default: by its reference, 5.3 for a published figure.",
+            help="Percent by which a run may be slower. Default: the value in the --expect file; 5.3 for a published "
+            "figure; 1 for runs on the same nodes; a prediction's 95 % interval; else 3.",
         ),
     ] = None
     window: Annotated[

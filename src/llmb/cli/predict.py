@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Hardware = Annotated[
     Path | None,
-    typer.Option("--hardware", metavar="FILE", help="File with more GPU types, like the catalogue's hardware.yaml."),
+    typer.Option("--hardware", metavar="FILE", help="File of further GPU types, in the format of hardware.yaml."),
 ]
 Calibrate = Annotated[
     str | None,
@@ -460,9 +460,9 @@ def memory(
     request: ModelRequest,
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
-    all_stages: Annotated[bool, typer.Option("--all-stages", help="Count the memory of all pipeline stages.")] = False,
+    all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
     estimated: Annotated[
-        bool, typer.Option("--estimate", help="Estimate the memory in milliseconds, instead of counting it.")
+        bool, typer.Option("--estimate", help="Estimate the memory instead of counting it, which takes longer.")
     ] = False,
     hardware: Hardware = None,
     json: Json = False,

@@ -78,9 +78,7 @@ Workload = Annotated[
         "-w", "--workload", help="Fine-tuning workload; see 'llmb list'.", autocompletion=COMPLETIONS["workload"]
     ),
 ]
-Size = Annotated[
-    str | None, typer.Option("-s", "--size", help="Model size, such as 70b, if the workload's name has none.")
-]
+Size = Annotated[str | None, typer.Option("-s", "--size", help="Model size, such as 70b. Default: all except tiny.")]
 
 QUESTION = "Hugging Face token (neither shown nor stored; Enter for none): "
 STORED = "the token is used by this command only; 'hf auth login' stores one for all commands"
@@ -478,7 +476,7 @@ def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the files.")],
     workload: Workload,
-    size: Size = SIZE,
+    size: Annotated[str, typer.Option("-s", "--size", help="Model size; only tiny has such files.")] = SIZE,
     json: Json = False,
 ) -> None:
     """Create small data and a small model to try fine-tuning without network or GPU, in a few seconds.

@@ -55,7 +55,7 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Default: report.FORMAT or, for a plot, NAME.FORMAT; stdout for md."
+            "-o", "--output", metavar="FILE", help="File to write. Default: report.FORMAT; plot NAME.FORMAT; md stdout."
         ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png require --plot.")] = "html",

@@ -104,10 +104,8 @@ class OneJob:
 def run_campaign(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
-    """Show a campaign, ask for confirmation, and queue its jobs.
-
-    Raise UsageError with all problems of the plans, and if the scheduler rejects jobs.
-    """
+    """Show a campaign, ask for confirmation, and queue its jobs. Raise UsageError with all problems of the plans, and
+    if the scheduler rejects jobs."""
     proposal = propose(context, requested, resume=again.resume, start_new=again.start_new)
     say(*_left_open(context, requested, proposal), *_without_figure(proposal))
     if proposal.left_out:

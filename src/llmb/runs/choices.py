@@ -172,8 +172,13 @@ class Choices(Record):
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of weights and data. Default: 1234, or the checkpoint's.")] = None
     label: Annotated[str | None, _training(basic=True, help="Name for finding and comparing runs.", form=LABEL)] = None
-    peak_lr: Annotated[float | None, _training(flags=("--lr",), help="Peak learning rate.", above=0)] = None
-    warmup_steps: Annotated[int | None, _training(help="Warm-up steps of the learning rate.", minimum=0)] = None
+    peak_lr: Annotated[
+        float | None,
+        _training(flags=("--lr",), help="Peak learning rate. Default: the checkpoint's, else the recipe's.", above=0),
+    ] = None
+    warmup_steps: Annotated[
+        int | None, _training(help="Steps of learning-rate warm-up. Default: the checkpoint's or recipe's.", minimum=0)
+    ] = None
     document_tokens: Annotated[
         int | None,
         _training(
@@ -245,12 +250,12 @@ class Choices(Record):
     group_experts: Annotated[
         bool,
         _training(
-            help="Multiply the FP8 inputs of experts by one product, on GPUs of compute capability 9.0, and not one "
-            "expert after another."
+            help="Multiply the FP8 inputs of all experts in one product instead of one product per expert; only on "
+            "GPUs of compute capability 9.0."
         ),
     ] = False
     force_load_balancing: Annotated[
-        bool, _training(help="Route the same number of tokens to every expert, independent of the router.")
+        bool, _training(help="Route the same number of tokens to every expert, whatever the router chooses.")
     ] = False
     capacity_factor: Annotated[
         float | None,

@@ -254,8 +254,7 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
 
 def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | None = None) -> Statistics | Missing:
     """Return statistics of a successful run's steps ``inside`` the window, without profiled steps. Return Missing if
-    steps are missing, if too many are profiled, or if they cannot be combined, for the reason ``no_window``.
-    """
+    steps are missing, if too many are profiled, or if they cannot be combined, for the reason ``no_window``."""
     size = plan.window.size
     if len(inside) < size:
         return Missing(f"only {len(inside)} of the {size} steps of the window were completed")
@@ -445,8 +444,7 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
     """Return the record, with the steady state as its window if the window's rule is ``auto``; and a reason if there is
-    no steady state.
-    """
+    no steady state."""
     plan = record.plan
     if plan.window.rule != STEADY:
         return record, None

@@ -137,8 +137,7 @@ PROBE_BYTES = 4096
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
     """Create the new, empty folder of a run of the experiment ``name`` (by default with llmb's engine), and the
-    run's folder for checkpoints. Raise EnvironmentProblem if a folder cannot be written.
-    """
+    run's folder for checkpoints. Raise EnvironmentProblem if a folder cannot be written."""
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
 

@@ -111,8 +111,7 @@ def _raise_unless_configured(errors: str) -> None:
 
 def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
     """Return the environment of sbatch and the job, without variables that would override the script, and without
-    secrets except the variables ``secrets`` and the user's token for Slurm.
-    """
+    secrets except the variables ``secrets`` and the user's token for Slurm."""
     harmless = {
         name: value
         for name, value in without_secrets(environ).items()

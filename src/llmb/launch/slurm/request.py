@@ -40,15 +40,16 @@ _option = partial(Option, panel="Slurm")
 
 class SlurmChoices(Record):
     """The Slurm options of every command that queues jobs; if None, variables of the shell apply, then settings.
-
     Some of these variables would override the batch script, because sbatch reads them. They are therefore written into
-    the script and hidden from sbatch.
-    """
+    the script and hidden from sbatch."""
 
     account: Annotated[
         str | None,
         _option(
-            basic=True, flags=("-A", "--account"), help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT")
+            basic=True,
+            flags=("-A", "--account"),
+            help="Slurm account. Default: from the settings, else Slurm's default.",
+            set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT"),
         ),
     ] = None
     partition: Annotated[
