@@ -60,7 +60,7 @@ MOST_GPUS = 1 << 32
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
 RELEASE_HELP = (
     "Release of the reference suite, such as 25.04, or of Megatron-Bridge, such as mb-26.04 ('mb': its newest). "
-    "Default: the suite's newest if it has the recipe, else Megatron-Bridge's newest that has it."
+    "Default: the suite's newest if it has the recipe, else Megatron-Bridge's."
 )
 _size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
@@ -128,7 +128,7 @@ class Request:
         str | None,
         Option(
             help="GPU type of the catalogue, or cpu. Default: detected by 'run'; else from cluster_config.yaml; else "
-            "the recipe's first in 'llmb list'.",
+            "the first in 'llmb list'.",
             form=WORD,
         ),
     ] = None

@@ -38,7 +38,7 @@ Junit = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs, but queue nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Queue without asking for confirmation.")]
-Force = Annotated[bool, typer.Option("--force", help="Continue even if a GPU has too little memory for the run.")]
+Force = Annotated[bool, typer.Option("--force", help="Start even if a GPU has less memory than 'llmb memory' counts.")]
 
 
 def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)

@@ -113,9 +113,6 @@ def run(
     With `--repeats`, or several values of an option (`--mbs 1,2,4`), several runs are made in turn and compared.
     With `--label`, the same command resumes an interrupted series.
 
-    A run that does not fit on a GPU, as counted by `llmb memory`, is rejected before it starts, unless `--force` is
-    set.
-
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     the complete settings of the run.
 
