@@ -151,7 +151,8 @@ def write_packed(
     fitting = np.flatnonzero(places <= seq_len)
     if not len(fitting):
         what = f"no sample of {split} fits into {seq_len} places; the shortest takes {places.min()}"
-        raise UsageError(what, where=samples.source, do="pass a larger --seq-len, or other samples with --source")
+        do = "pass a larger --seq-len, or other samples with --source and --force"
+        raise UsageError(what, where=samples.source, do=do)
     packing = pack(places[fitting], seq_len, SEED)
     order = fitting[packing.order]
     with new_folder(folder) as partial:
