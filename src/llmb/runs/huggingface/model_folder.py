@@ -94,8 +94,7 @@ def _no_weights(path: Path) -> UsageError:
             do="download the model's safetensors files or, if you trust the files, convert them with "
             "transformers (save_pretrained)",
         )
-    what = f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'"
-    return UsageError(what, where=str(path), do="download the model's safetensors files to it")
+    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download the weights")
 
 
 def read_json(path: Path) -> dict[str, Any]:
