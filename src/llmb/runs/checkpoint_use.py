@@ -128,7 +128,8 @@ def check_weights(plan: Plan) -> None:
     if plan.weights is not None and loads_weights(plan):
         checkpoint = read_checkpoint(Path(plan.weights.path))
         if problems := list(weights_problems(plan, checkpoint.record)):
-            raise UsageError(f"this run cannot start with these weights:{itemized(problems)}", where=plan.weights.path)
+            what, do = f"this run cannot start with these weights:{itemized(problems)}", "pass others with --weights"
+            raise UsageError(what, where=plan.weights.path, do=do)
     if plan.lora and plan.start:
         recorded, base = read_checkpoint_record(Path(plan.start.path)).base, base_weights(plan)
         if recorded and base and (problem := base_problem(recorded, base)):

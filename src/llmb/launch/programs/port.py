@@ -149,7 +149,7 @@ def requested_container(options: FrameworkOptions, container: ContainerSettings)
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":
-        do = "set container.runtime in cluster_config.yaml, or omit --image and --mounts"
+        do = "set container.runtime and container.image in cluster_config.yaml, or omit --image and --mounts"
         raise UsageError("--image and --mounts require a container, but this cluster's jobs have none", do=do)
     chosen = {"image": options.image or container.image, "mounts": (*container.mounts, *options.mounts)}
     return container.model_copy(update=chosen)

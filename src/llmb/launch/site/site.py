@@ -130,8 +130,8 @@ def check_machine(plan: Plan, machine: Machine) -> None:
     recipe, gpus = plan.recipe, len(machine.gpu_names)
     if plan.device == "cuda" and plan.processes > gpus:
         needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
+        fewer = f"--scale {gpus}{' or less' if gpus > 1 else ''}, " if gpus else ""
         raise EnvironmentProblem(
             f"{recipe.workload} {recipe.size} at this scale requires {needed}, but this machine has {gpus or 'none'}",
-            do=f"pass {f'--scale {gpus} or less, ' if gpus else ''}'-s tiny --gpu-type cpu' to train on the CPU, or "
-            "--dry-run to show the plan",
+            do=f"pass {fewer}'-s tiny --gpu-type cpu' to train on the CPU, or --dry-run to show the plan",
         )

@@ -56,7 +56,7 @@ def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, setting
     handed = {} if launch.queued_by == "scheduler" else dict(_handed(launch, flags))
     problems = [*_problems(launch, flags, options), *flag_problems(flags)]
     if problems:
-        raise UsageError(f"this job cannot be requested:{itemized(problems)}")
+        raise UsageError(f"this job cannot be requested:{itemized(problems)}", do="correct the options or settings")
     variables = (*spec.variables, *(Variable(name, value, "slurm") for name, value in handed.items()))
     limit = minutes(flags.get("time") or "") if flags.get("time") else spec.time_limit_min
     return spec.model_copy(update={"flags": flags, "variables": variables, "time_limit_min": limit})

@@ -232,7 +232,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
     additional = parse_additional(environ.get(ADDITIONAL, ""))
     flags = on_top(shell_flags(environ), additional, {**rest, **job})
     if problems := list(flag_problems(flags)):
-        raise UsageError(f"these flags of sbatch cannot be used:{itemized(problems)}")
+        raise UsageError(f"these flags of sbatch cannot be used:{itemized(problems)}", do="correct or omit them")
     return flags
 
 
@@ -316,7 +316,7 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
         # Otherwise, a job waits forever if its dependency can never be satisfied.
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
     if problems:
-        raise UsageError(f"this job cannot be requested:{itemized(problems)}")
+        raise UsageError(f"this job cannot be requested:{itemized(problems)}", do="correct the options or settings")
     asking = settings.within(chosen.get("partition"))
     if options.gpu_request:
         asking = asking.model_copy(update={"gpu_request": options.gpu_request})

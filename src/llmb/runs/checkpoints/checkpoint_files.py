@@ -59,7 +59,7 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
                 if partial.exists() and not is_worth_keeping(partial):
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        advice = "free some space, or use a folder on another disk"
+        advice = "free some space, or use a folder that you can write to, on another disk"
         raise EnvironmentProblem(f"llmb cannot write: {error.strerror}", where=str(target), do=advice) from error
 
 

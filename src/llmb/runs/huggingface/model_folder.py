@@ -78,9 +78,8 @@ def _indexed_files(index: Path) -> tuple[str, ...]:
     files = tuple(sorted(set(map(str, weight_map.values()))))
     for name in files:
         if PurePath(name).name != name or not name.endswith(".safetensors"):
-            raise UsageError(
-                f"the index lists '{name}', which is not a .safetensors file in the same folder", where=str(index)
-            )
+            what = f"the index lists '{name}', which is not a .safetensors file in the same folder"
+            raise UsageError(what, where=str(index), do="download the model again")
     return files
 
 
@@ -94,7 +93,7 @@ def _no_weights(path: Path) -> UsageError:
             do="download the model's safetensors files or, if you trust the files, convert them with "
             "transformers (save_pretrained)",
         )
-    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download weights")
+    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download the model")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,9 +104,9 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, OSError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path)) from error
+        raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path), do="download it again") from error
     if not isinstance(content, dict):
-        raise UsageError(f"'{path.name}' does not contain a JSON object", where=str(path))
+        raise UsageError(f"'{path.name}' does not contain a JSON object", where=str(path), do="download it again")
     return content
 
 
