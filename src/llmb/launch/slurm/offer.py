@@ -277,7 +277,7 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
     if the controller does not answer."""
     output = call(["scontrol", "show", "config"], time_out_s=time_out_s)
     if output.code:
-        raise InfrastructureError(f"Slurm does not report its configuration: {message(output)}")
+        raise InfrastructureError(f"Slurm does not report its configuration: {message(output)}", do="try again")
     settings = parse_settings(output.text)
     traits = {
         **traits_of(settings),
