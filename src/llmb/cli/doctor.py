@@ -147,7 +147,7 @@ class ReportOptions:
 
 AgainstRun = Annotated[
     str | None,
-    _settings(metavar="RUN", help="List settings that changed here or on selected nodes since this run ('latest')."),
+    _settings(metavar="RUN", help="List settings that changed here or on selected nodes since a run, such as latest."),
 ]
 FailOnDrift = Annotated[
     bool, _settings("--fail-on-drift", help="With --against: exit with code 4 if an important setting changed.")

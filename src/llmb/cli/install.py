@@ -120,7 +120,7 @@ def install(
     keep_settings: Annotated[
         bool, typer.Option("--keep-settings", help="Do not change an existing cluster_config.yaml.")
     ] = False,
-    remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation, keep results.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation; keep results.")] = False,
     with_results: Annotated[
         bool, typer.Option("--with-results", help="With --remove: also remove results, data and the history.")
     ] = False,

@@ -211,7 +211,7 @@ def _newest_with_label(store: Store, text: str) -> str:
 def log(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job has ended.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Last lines to print. Default: all.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Number of last lines. Default: all.")] = None,
     expect_s: ExpectS = None,
 ) -> None:
     """Print the log of a job's run or, if its workers never started, the output of its batch script.

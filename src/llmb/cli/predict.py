@@ -110,8 +110,10 @@ Imbalance = Annotated[
     float | None,
     typer.Option("--imbalance", min=1, help="Tokens on the most loaded expert rank, relative to the mean. Default: 1."),
 ]
-SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="Goodput: seconds to save a checkpoint.")]
-RestartTime = Annotated[float, typer.Option("--restart-s", min=0, help="Goodput: seconds from failure to next step.")]
+SaveTime = Annotated[float, typer.Option("--save-s", min=0, help="With --gpu-mtbf-h: seconds to save a checkpoint.")]
+RestartTime = Annotated[
+    float, typer.Option("--restart-s", min=0, help="With --gpu-mtbf-h: seconds from a failure to the next step.")
+]
 Price = Annotated[
     float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of training on --tokens.")
 ]
@@ -357,9 +359,10 @@ class SearchOptions:
     price: Price = None
     tokens: Tokens = None
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write a campaign for 'llmb bulk'.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Also write them as a campaign for 'llmb bulk'."),
     ] = None
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each layout in the campaign.")] = 3
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --output: runs of each layout.")] = 3
     max_memory_gib: Annotated[
         float | None,
         typer.Option("--max-memory-gib", metavar="GIB", min=1, help="Memory limit of a rank. Default: the GPU's."),

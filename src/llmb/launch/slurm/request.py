@@ -121,7 +121,7 @@ class SlurmChoices(Record):
         ),
     ] = None
     signal_before: Annotated[
-        int | None, _option(help="End the workers N seconds before the time limit.", minimum=1)
+        int | None, _option(help="End the workers N seconds before the time limit. Default: do not.", minimum=1)
     ] = None
     slurm_arg: Annotated[
         tuple[str, ...],
@@ -140,7 +140,7 @@ class SlurmChoices(Record):
         str | None,
         _option(
             help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: the level of the"
-            " published jobs, if the node allows it.",
+            " published jobs, if the node allows it. Default: from the settings.",
             metavar="recipe|0-4",
             form=Form(pattern(r"recipe|[0-4]"), "recipe, or a level from 0 (none) to 4", any_case=True),
         ),
@@ -148,14 +148,14 @@ class SlurmChoices(Record):
     cpu_binding: Annotated[
         str | None,
         _option(
-            help="CPU cores to reserve for each worker: a number, none, or 'cores' to divide all equally.",
+            help="CPU cores per worker: number, none, or 'cores' for equal shares. Default: from settings, else none.",
             metavar="none|cores|N",
             form=Form(pattern(r"none|cores|\d{1,4}"), "none, cores or a number", any_case=True),
         ),
     ] = None
     numa_binding: Annotated[
         NumaBinding | None,
-        _option(help="local: bind each worker to its GPU's NUMA node; auto: if the node reports it for all GPUs."),
+        _option(help="local: bind workers to their GPUs' NUMA nodes; auto (default): if known, for several GPUs."),
     ] = None
 
     def flags(self) -> dict[str, str | None]:
