@@ -191,10 +191,19 @@ def train_plans(
 ) -> Callable[..., list[dict[str, Any]]]:
     """What ``training_worker.py`` finds of plans that are for the same number of ranks."""
 
-    def train(plans: Sequence[Plan], backend: str = "aot_eager", *, late: bool = False) -> list[dict[str, Any]]:
+    def train(
+        plans: Sequence[Plan], backend: str = "aot_eager", *, late: bool = False, operators: bool = False
+    ) -> list[dict[str, Any]]:
         folder, ranks = tmp_path_factory.mktemp("trained"), plans[0].recipe.layout.gpus
         (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
-        run_ranks(HERE / "training_worker.py", ranks, folder, ranks, backend, "late" if late else "soon")
+        run_ranks(
+            HERE / "training_worker.py",
+            ranks,
+            folder,
+            ranks,
+            backend,
+            ("late" if late else "soon") + " fused" * operators,
+        )
         return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(len(plans))]
 
     return train

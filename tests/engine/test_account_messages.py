@@ -64,6 +64,20 @@ def test_messages_and_products_are_those_of_the_engine(name: str) -> None:
         assert flops == account.flops_by_kind["bf16"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
+def test_fused_operators_send_the_same_messages_and_need_a_workspace() -> None:
+    separate = planned(*LAYOUTS["TP and CP"])
+    fused = separate.model_copy(update={"communication": "fused"})
+    account, expected = (count_rank(AccountJob(plan=plan, rank=0)) for plan in (fused, separate))
+    assert account.collectives == expected.collectives
+    assert account.flops_by_kind == expected.flops_by_kind
+    assert account.peak_bytes == expected.peak_bytes + fused.fused_workspace_bytes > expected.peak_bytes
+    messages, flops = predicted_work(fused)
+    assert messages == pytest.approx(counted(account.collectives, fused.recipe.layout), rel=UNPREDICTED)
+    assert flops == account.flops_by_kind["bf16"]
+
+
 @pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize(
     "seed",

@@ -15,14 +15,18 @@ SIZES = {"gbs": 4, "seq_len": 64, "layers": 2}
 Case = tuple[str, int, dict[str, Any], dict[str, Any]]
 """Workload, ranks, sizes, choices."""
 FP8 = {"dtype": "fp8"}
+SUMMED = {"dtype": "bf16", "grad_reduce_dtype": "bf16"}
 BALANCED = FP8 | {"force_load_balancing": True}
 QUICK: dict[str, Case] = {
     "TP2": (LLAMA, 2, {"tp": 2}, FP8),
+    "TP2, bf16": (LLAMA, 2, {"tp": 2, "mbs": 2}, {"dtype": "bf16"}),
     "EP2": (MAVERICK, 2, {"ep": 2}, {"dtype": "bf16", "capacity_factor": 0.0}),
     "TP2, current, sequences of 2": (LLAMA, 2, {"tp": 2, "mbs": 2}, FP8 | {"fp8_recipe": "current-all"}),
 }
 SLOW: dict[str, Case] = {
     "TP2, compiled": (LLAMA, 2, {"tp": 2}, FP8 | {"compiled": True}),
+    "TP2, bf16, sums in products": (LLAMA, 2, {"tp": 2}, SUMMED | {"compiled": True}),
+    "TP2, bf16, recomputed": (LLAMA, 2, {"tp": 2}, SUMMED | {"compiled": True, "recompute": "selective"}),
     "TP2, compiled, recomputed": (LLAMA, 2, {"tp": 2}, FP8 | {"compiled": True, "recompute": "selective"}),
     "TP2, recomputed": (NEMOTRON, 2, {"tp": 2}, FP8 | {"recompute": "full"}),
     "DP2 x TP2": (LLAMA, 4, {"tp": 2, "layers": 3}, FP8 | {"fp8_recipe": "current"}),
@@ -45,8 +49,8 @@ def differences(
         plans, names = list[Plan](), list[str]()
         for name, (workload, number, sizes, choices) in cases.items():
             for way in get_args(Communication) if number == ranks else ():
-                options = {"steps": 3, "overrides": SIZES | sizes, "communication": way, **choices}
-                plans.append(tiny_plan(workload, ranks, **options))
+                plan = tiny_plan(workload, ranks, **{"steps": 3, "overrides": SIZES | sizes, **choices})
+                plans.append(plan.model_copy(update={"communication": way}))  # fused ones need GPUs
                 names.append(name if way == "plain" else f"{name}: {way}")
         found += compared(dict(zip(names, train_plans(plans), strict=True)))
         pairs = zip(names, plans, strict=True)

@@ -2,8 +2,9 @@
 """One rank that trains as plans say, one after the other, and writes what it found.
 
 Arguments: folder with plans.json and room for the rendezvous, number of ranks, compiler, "late" for collectives that
-complete when they are waited for or "soon", rank. For the plan number N the first rank writes N.pt, with losses,
-gradient norms and counts of every step, the first and the last step's gradients, and the last scales.
+complete when they are waited for or "soon", with " fused" for torch's fused operators, rank. For the plan number N the
+first rank writes N.pt, with losses, gradient norms and counts of every step, the first and the last step's gradients,
+and the last scales.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fused_operators import calls, use_fused_operators
 from late_collectives import Late, make_collectives_late
 from layout_values import gradients, mean_loss
 from ranks import joined, ranks_of, run
@@ -80,16 +82,20 @@ def everybody(found: dict[str, dict[str, Any]], ranks: Ranks) -> dict[str, dict[
 
 def main(folder: Path, world_size: int, compiler: str, late: str, rank: int) -> None:
     transformations.apply_compile = lambda stage, _backend: apply_compile(stage, compiler)
-    if late == "late":
+    library = use_fused_operators() if "fused" in late else None
+    if "late" in late:
         make_collectives_late()
     plans = [EnginePlan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
     with joined(folder, rank, world_size):
         for number, plan in enumerate(plans):
+            calls.clear()
             found = train(plan, ranks_of(plan, rank), folder / str(number))
+            assert bool(calls) == ("fused" in late and plan.communication == "fused")
             if rank == 0:
                 torch.save(found, folder / f"{number}.pt")
         dist.barrier()
         assert [each.name for each in Late.unfinished.values()] == [], "nobody waits for these"
+    del library
 
 
 run(main)

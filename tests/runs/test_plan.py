@@ -74,6 +74,24 @@ def test_the_code_of_a_run_follows_from_its_plan(tiny_plan: Callable[..., Engine
     experts = {"workload": "finetune_llama4-maverick", "scale": 2, "overrides": {"ep": 2}}
     assert true_of(**experts) - true_of(**experts, communication="plain") == {"overlaps_dispatch"}
     assert true_of(**in_fp8, communication="plain") == sharded | {"fuses_casts"}
+    fused = tiny_plan(**in_fp8).model_copy(update={"communication": "fused"})
+    assert fused.compute_path.fuses_tp
+    tokens, hidden = fused.recipe.layout.mbs * fused.recipe.layout.seq_len, fused.recipe.model.hidden_size
+    assert (fused.fused_workspace_bytes, tiny_plan(**in_fp8).fused_workspace_bytes) == (2 * tokens * hidden, 0)
+
+
+def test_fused_products_need_several_gpus_of_a_layer(tiny_plan: Callable[..., EnginePlan]) -> None:
+    recipe = tiny_plan(scale=2, overrides={"tp": 2}).recipe
+    fused, needs = Choices(communication="fused"), "--communication fused needs "
+    assert make_plan(recipe, fused, device="cuda").compute_path.fuses_tp
+    with pytest.raises(UsageError, match=f"{needs}GPUs"):
+        make_plan(recipe, fused, device="cpu")
+    with pytest.raises(UsageError, match=f"{needs}TP above 1 with sequence parallelism"):
+        make_plan(tiny_plan(scale=2).recipe, fused, device="cuda")
+    with pytest.raises(UsageError, match=f"{needs}a run without adapters"):
+        make_plan(tiny_plan("finetune_llama3", overrides={"tp": 2}).recipe, fused, device="cuda")
+    with pytest.raises(UsageError, match=f"{needs}all ranks, not one alone"):
+        make_plan(recipe.model_copy(update={"pretended_rank": 0}), fused, device="cuda")
 
 
 def test_adapters_are_those_of_the_recipe_unless_chosen_otherwise(tiny_plan: Callable[..., EnginePlan]) -> None:

@@ -25,16 +25,25 @@ class Context(FunctionCtx):
 
 
 class Group(NamedTuple):
-    """A process group as constants for the compiler; ``rank`` is this rank's position in it."""
+    """A process group as constants for the compiler; ``rank`` is this rank's position in it.
+
+    fused: on GPUs, torch's symmetric memory overlaps gathers and scatters of products' operands with the products.
+    """
 
     name: str
     size: int
     rank: int
+    fused: bool = False
 
 
 def group_of(mesh: DeviceMesh) -> Group:
     """Return the process group of a mesh with one dimension."""
     return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
+
+
+def fuses(tensor: Tensor, group: Group) -> bool:
+    """Return True if torch's fused operators multiply ``tensor`` while they gather it, or scatter the product."""
+    return group.fused and tensor.is_cuda
 
 
 def all_gather(shard: Tensor, dim: int, group: Group) -> Tensor:

@@ -26,6 +26,7 @@ from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.exchange import Stages, await_updates, reduce_partial_gradient
 from llmb.engine.parallel.mesh import Ranks, limit_collectives
 from llmb.engine.parallel.pipeline import Passes, build_passes
+from llmb.engine.parallel.symmetric_memory import prepare_fused_products
 from llmb.engine.precision.apply import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.stages import prepare_stages, trained_parameters
@@ -105,6 +106,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     check_weights(plan)
     environment = describe_environment(ranks)
     record_environment(folder, ranks, environment)
+    prepare_fused_products(plan, ranks)
     torch.manual_seed(plan.seed)  # not for data and initial weights, which have their own generators
     stages = prepare_stages(plan, ranks)
     models = [stage.model for stage in stages]

@@ -61,6 +61,8 @@ ACCOUNT = (
     *_names("torch.utils._python_dispatch", "TorchDispatchMode"),
 )
 """Additional names for counting the memory, FLOPs and collectives of a rank."""
+FUSED = ("torch.distributed._symmetric_memory.get_symm_mem_workspace",)
+"""Additional names for ``--communication fused``."""
 WEIGHTS = ("torch.distributed.checkpoint.utils._create_file_view",)
 """Additional names for converting weights."""
 BENCH = ("torch.cuda._sleep",)

@@ -96,8 +96,13 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
             apply_lora(stage, plan.lora, compute_dtype(plan.recipe.dtype))
             add_dropout(stage, plan.lora.dropout, plan.seed)
         # Before data parallelism, which shards the remaining part of a rank.
-        whole = layout.sequence_parallel, path.gathers_fp8_gradients
-        apply_tensor_parallel(stage, ranks.mesh["tp"], sequence_parallel=whole[0], gathers_casts=whole[1])
+        apply_tensor_parallel(
+            stage,
+            ranks.mesh["tp"],
+            sequence_parallel=layout.sequence_parallel,
+            sums_in_products=path.gathers_fp8_gradients or path.fuses_tp,
+            fused=path.fuses_tp,
+        )
         # Before data parallelism, which wraps modules: attention is replaced.
         apply_context_parallel(stage, ranks.mesh["cp"], layout.seq_len)
         # After everything that adds, replaces or shards a parameter: it wraps the existing ones.
@@ -188,7 +193,8 @@ def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _policy(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:  # noqa: ARG001
-    return CheckpointPolicy.PREFER_SAVE if op in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+    saves = op in SAVED or getattr(op, "namespace", "") == "symm_mem"  # fused products
+    return CheckpointPolicy.PREFER_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:

@@ -170,6 +170,7 @@ class _Rank:
         in_passes = self.among_blocks() if self.gathers_blocks else self.at_loss_or_block()
         by_owner = max(in_passes, self.at_reduction(), self.at_reduction_of_experts(), self.at_update(), key=_total)
         found = {owner: by_owner.get(owner, 0) for owner in OWNERS}
+        found["other"] += self.plan.fused_workspace_bytes
         return RankMemory(rank=rank, pp_stage=self.pp_rank, peak_bytes=sum(found.values()), bytes_by_owner=found)
 
     def trained(self, stage: int | None = None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from llmb.runs.profiling import Profiling
 
 DpSharding = Literal["full", "optimizer", "none"]
 GradientSync = Literal["step", "micro-batch"]
-Communication = Literal["plain", "overlapped"]
+Communication = Literal["plain", "overlapped", "fused"]
 _option = partial(Option, panel="Parallelism")
 
 
@@ -238,6 +238,8 @@ class Choices(Record):
         _option(
             help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before it gathers them, and begins"
             " the shared expert while it sends tokens to experts; 'plain' does both later. The numbers are the same."
+            " 'fused', for TP within a host, also sends parts of a sequence while it multiplies others, with torch's"
+            " fused operators in symmetric memory; it is experimental and not measured."
         ),
     ] = "overlapped"
     free_sms: Annotated[
@@ -416,6 +418,7 @@ class Choices(Record):
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; omit it, or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout)
         yield from self._fp8_problems(recipe)
+        yield from self._fusion_problems(recipe, device, resumed or recipe.lora)
         yield from self._lora_problems(recipe, resumed)
         yield from self._pretend_problems(recipe)
 
@@ -467,6 +470,16 @@ class Choices(Record):
             yield f"--fp8-recipe is {self.fp8_recipe}, but the run computes in {recipe.dtype}; add --dtype fp8"
         if self.emulate_fp8:
             yield f"--emulate-fp8 is set, but the run computes in {recipe.dtype}; add --dtype fp8"
+
+    def _fusion_problems(self, recipe: Recipe, device: Device, lora: Lora | None) -> Iterator[str]:
+        needs = {
+            "GPUs": device == "cuda",
+            "TP above 1 with sequence parallelism": recipe.layout.sequence_shards > 1,
+            "a run without adapters": lora is None,
+            "all ranks, not one alone": recipe.pretended_rank is None,
+        }
+        for what in (what for what, is_met in needs.items() if not is_met and self.communication == "fused"):
+            yield f"--communication fused needs {what}; omit it"
 
     def _lora_problems(self, recipe: Recipe, resumed: Lora | None) -> Iterator[str]:
         changes = self.lora_changes()

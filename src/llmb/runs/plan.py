@@ -201,6 +201,8 @@ class ComputePath(Record):
     fuses_casts: bool
     """The kernels of activations and of gradients' rotations also cast to FP8. This requires delayed scaling, whose
     scales are known in advance, and a run without adapters."""
+    fuses_tp: bool = False
+    """Exposed gathers and scatters of the sequence overlap with products, through torch's symmetric memory."""
     groups_experts: bool = False
     """FP8 products of experts in the forward pass are one product on GPUs of compute capability 9.0."""
     casts_attention_again: bool
@@ -234,6 +236,14 @@ class EnginePlan(Plan):
         return self.compute_path.shards_parameters and self.parallelism.gradient_sync == "micro-batch"
 
     @property
+    def fused_workspace_bytes(self) -> int:
+        """Bytes of memory shared by tensor-parallel ranks: two bf16 outputs of a product for one rank's shard of a
+        sequence, which fused operators compute and send in turn; 0 without these operators."""
+        layout = self.recipe.layout
+        shard = layout.mbs * layout.seq_len // layout.cp // layout.tp
+        return 2 * 2 * shard * self.recipe.model.hidden_size if self.compute_path.fuses_tp else 0
+
+    @property
     def compute_path(self) -> ComputePath:
         """The engine's code paths for this run."""
         layout, in_fp8, moe = self.recipe.layout, self.fp8_recipe is not None, self.recipe.model.moe
@@ -252,6 +262,7 @@ class EnginePlan(Plan):
             and layout.sequence_shards > 1
             and self.lora is None
             and self.communication != "plain",
+            fuses_tp=layout.sequence_shards > 1 and self.lora is None and self.communication == "fused",
             overlaps_dispatch=moe is not None
             and moe.shared_ffn_hidden_size is not None
             and layout.ep > 1

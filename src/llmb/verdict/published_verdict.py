@@ -180,11 +180,12 @@ def ways_of_engine(plan: EnginePlan) -> dict[str, Value]:
     even, path = plan.force_load_balancing or plan.capacity_factor == 1.0, plan.compute_path
     # Only for matrices in bf16, and in eager code not for layers that share a gathered input.
     whole_inputs = path.compiled or not path.overlaps_tp
+    partly = "in part of the backward pass" if path.overlaps_tp else "none"
     by_product = path.gradient_sums == "by the product" and plan.fp8_recipe is None and whole_inputs
     return {
         "expert_rows": "even" if even else "as routed" if plan.capacity_factor is None else "with a margin",
         "cuda_graphs": "none",
-        "tp_overlap": "in part of the backward pass" if path.overlaps_tp else "none",
+        "tp_overlap": "with products" if path.fuses_tp else partly,
         "weight_gradients": "by the product" if by_product else "after the product",
         "step_clock": "whole steps",
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import llmb
-from llmb.engine.torch_names import ACCOUNT, BENCH, ENGINE, TRIED, WEIGHTS, missing_names, untried
+from llmb.engine.torch_names import ACCOUNT, BENCH, ENGINE, FUSED, TRIED, WEIGHTS, missing_names, untried
 from llmb.launch.local import run_workers
 from llmb.launch.programs.conclude import finish_run
 from llmb.launch.programs.port import End
@@ -21,7 +21,7 @@ from llmb.runs.result import Result
 
 WORKER = Path(__file__).with_name("other_torch_worker.py")
 SOURCES = [Path(llmb.__file__).parent / part for part in ("engine", "nodes/bench/worker")]
-LISTED = (*ENGINE, *ACCOUNT, *WEIGHTS, *BENCH)
+LISTED = (*ENGINE, *ACCOUNT, *WEIGHTS, *BENCH, *FUSED)
 OF_PYTHON = {"_replace", "_fields", "_exit", "_current_frames", "_getframe"}
 """Of named tuples, and of the modules os and sys."""
 

@@ -382,6 +382,7 @@ def account_of(
     else:
         fewer = counts(1, 3 * each)
         found = counts(2, 4 * each).extended(fewer, rounds)
+    found.peak["other"] += plan.fused_workspace_bytes  # which a CPU does not allocate
     return RankAccount(
         rank=ranks.rank,
         pp_stage=ranks.pp_rank,

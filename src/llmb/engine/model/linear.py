@@ -29,7 +29,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
-from llmb.engine.collectives import Context, Group, finish, start_gather, start_scatter
+from llmb.engine.collectives import Context, Group, finish, fuses, start_gather, start_scatter
 
 
 def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
@@ -79,6 +79,31 @@ def gathered(shard: Tensor, group: Group) -> Tensor:
 def scattered(summand: Tensor, group: Group) -> Tensor:
     """Sum the whole sequence over the ranks, and return this rank's shard of the sum, without a gradient."""
     return finish(start_scatter(summand, SEQUENCE, group), SEQUENCE)
+
+
+def gather_multiply(
+    shard: Tensor, matrices: Sequence[Tensor], group: Group, *, keeps: bool = False
+) -> tuple[Tensor | None, Sequence[Tensor]]:
+    """Gather the whole sequence; return it, and its products with ``matrices``, [inputs, outputs] each.
+
+    keeps: False if the sequence is not needed; it may then be None.
+    """
+    if fuses(shard, group):
+        rows = shard.movedim(SEQUENCE, 0).contiguous().movedim(0, SEQUENCE)  # as the operator sends them
+        operator = torch.ops.symm_mem.fused_all_gather_matmul
+        whole, products = operator(rows, list(matrices), SEQUENCE, group.name, return_A=keeps)
+        return whole, products
+    whole = gathered(shard, group)
+    return whole, [whole @ matrix for matrix in matrices]
+
+
+def multiply_scatter(hidden: Tensor, matrix: Tensor, group: Group) -> Tensor:
+    """Sum the product with ``matrix``, [inputs, outputs], over the ranks; return this rank's shard of the sequence."""
+    if fuses(hidden, group):
+        operator = torch.ops.symm_mem.fused_matmul_reduce_scatter
+        shard: Tensor = operator(hidden, matrix, "sum", SEQUENCE, group.name)
+        return shard
+    return scattered(hidden @ matrix, group)
 
 
 def overlapped(
@@ -138,8 +163,7 @@ class _MultiplyShard(torch.autograd.Function):
         trained = any(ctx.needs_input_grad[2:])
         ctx.save_for_backward(shard if trained else None, *weights)
         ctx.group = group
-        whole = gathered(shard, group)
-        return tuple(functional.linear(whole, weight) for weight in weights)
+        return tuple(gather_multiply(shard, [weight.t() for weight in weights], group)[1])
 
     @staticmethod
     @once_differentiable
@@ -149,8 +173,27 @@ class _MultiplyShard(torch.autograd.Function):
         if shard is None:
             return scattered(_to_input(gradients, matrices), ctx.group), None, *[None for _ in matrices]
         compute = shard_gradients if torch.compiler.is_compiling() else _gradients
-        to_shard, *of_weights = compute(list(gradients), shard, matrices, *ctx.group)
+        to_shard, *of_weights = compute(list(gradients), shard, matrices, *ctx.group[:3])
         return to_shard, None, *of_weights
+
+
+class _MultiplySummed(torch.autograd.Function):
+    """The product with a weight, [outputs, inputs], summed over the ranks of a group: this rank's shard."""
+
+    @staticmethod
+    def forward(ctx: _ShardContext, hidden: Tensor, weight: Tensor, group: Group) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.group = group
+        return multiply_scatter(hidden, weight.t(), group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _ShardContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        whole, (to_hidden,) = gather_multiply(gradient, [weight], ctx.group, keeps=True)
+        assert whole is not None
+        trained = ctx.needs_input_grad[1]
+        return to_hidden, whole.flatten(0, -2).t() @ hidden.flatten(0, -2) if trained else None, None
 
 
 class CastOnce(Protocol):
@@ -172,15 +215,18 @@ class GradientSum:
         self.is_empty = torch.ones((), dtype=torch.bool, device="cpu")
         self.parameters = parameters
 
-    def multiply(self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None) -> Tensor:
+    def multiply(
+        self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None, summed_over: Group | None = None
+    ) -> Tensor:
         """Return ``hidden`` times ``matrix`` transposed, [..., outputs]; the backward pass adds to ``total``.
 
-        trained: a parameter that makes autograd run the backward pass if ``hidden`` needs no gradient. group: the ranks
-        whose shards of the sequence are gathered, if any.
+        trained: a parameter that makes autograd run the backward pass if ``hidden`` needs no gradient. group,
+        summed_over: see ``Linear``.
         """
         # Otherwise it is not passed: torch 2.11 would compile a gradient of zeros for a DTensor parameter.
         because = None if hidden.requires_grad else trained
-        product: Tensor = _Multiply.apply(hidden, matrix.detach(), because, self.total, self.is_empty, group)
+        sums = self.total, self.is_empty
+        product: Tensor = _Multiply.apply(hidden, matrix.detach(), because, *sums, group, summed_over)
         return product
 
     def give(self) -> None:
@@ -227,6 +273,7 @@ class _SumContext(Context):
     total: Tensor
     is_empty: Tensor
     group: Group | None
+    summed_over: Group | None
 
 
 class _Multiply(torch.autograd.Function):
@@ -241,10 +288,15 @@ class _Multiply(torch.autograd.Function):
         total: Tensor,
         is_empty: Tensor,
         group: Group | None,
+        summed_over: Group | None,
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.total, ctx.is_empty, ctx.group = total, is_empty, group
-        return functional.linear(hidden if group is None else gathered(hidden, group), weight)
+        ctx.total, ctx.is_empty, ctx.group, ctx.summed_over = total, is_empty, group, summed_over
+        if summed_over is not None:
+            return multiply_scatter(hidden, weight.t(), summed_over)
+        if group is not None:
+            return gather_multiply(hidden, [weight.t()], group)[1][0]
+        return functional.linear(hidden, weight)
 
     @staticmethod
     @once_differentiable
@@ -252,11 +304,15 @@ class _Multiply(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         if ctx.group is not None:
             compute = add_shard_product if torch.compiler.is_compiling() else _add_shard_product
-            to_hidden = compute(ctx.total, ctx.is_empty, gradient, hidden, weight, *ctx.group)
+            to_hidden = compute(ctx.total, ctx.is_empty, gradient, hidden, weight, *ctx.group[:3])
+        elif ctx.summed_over is not None:
+            whole, (to_hidden,) = gather_multiply(gradient, [weight], ctx.summed_over, keeps=True)
+            assert whole is not None
+            add_product(ctx.total, ctx.is_empty, whole.flatten(0, -2), hidden.flatten(0, -2))
         else:
             add_product(ctx.total, ctx.is_empty, gradient.flatten(0, -2), hidden.flatten(0, -2))
             to_hidden = gradient @ weight if ctx.needs_input_grad[0] else None
-        return to_hidden, None, None, None, None, None
+        return to_hidden, None, None, None, None, None, None
 
 
 class Linear(nn.Linear):
@@ -264,11 +320,9 @@ class Linear(nn.Linear):
 
     gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
     are gathered for the product; None if the input is whole. summed_over: the ranks whose products are summed and
-    scattered by the sequence; None if the layer returns its own product, as layers without ``sums_products`` do.
-    adapter: its output is added to the layer's.
+    scattered by the sequence; None if the layer returns its own product. adapter: its output is added to the layer's.
     """
 
-    sums_products = False
     gradients: GradientSum | None = None
     group: Group | None = None
     summed_over: Group | None = None
@@ -284,7 +338,10 @@ class Linear(nn.Linear):
     def multiply(self, hidden: Tensor) -> Tensor:
         weight = local_shard(self.weight)
         if self.gradients is not None:
-            return self.gradients.multiply(hidden, weight, weight, self.group)
+            return self.gradients.multiply(hidden, weight, weight, self.group, self.summed_over)
+        if self.summed_over is not None:
+            product: Tensor = _MultiplySummed.apply(hidden, weight, self.summed_over)
+            return product
         return multiply(hidden, weight, self.group)
 
     def adapted(self, product: Tensor, hidden: object) -> Tensor:

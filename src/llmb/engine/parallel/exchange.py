@@ -153,7 +153,7 @@ class Bucket:
     def begin_gather(self) -> None:
         """Start to gather the pieces that all ranks have updated."""
         if self.peers.pieces is not None:
-            name, size, _ = self.peers.pieces
+            name, size, *_ = self.peers.pieces
             own = self._piece(self.peers.pieces)
             self.gathered = c10d.all_gather_into_tensor_out(own, size, name, out=self.flat)
 

@@ -104,17 +104,17 @@ class VocabularyShard(Vocabulary):
 
 
 def apply_tensor_parallel(
-    model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool, gathers_casts: bool = False
+    model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool, sums_in_products: bool = False, fused: bool = False
 ) -> None:
     """Shard ``model`` in place over the ranks of ``mesh``; it then returns logits of this rank's vocabulary shard.
 
     A stage without an embedding takes, and a stage without a head returns, hidden states of this rank's shard of the
-    sequence, or of the full sequence without ``sequence_parallel``. gathers_casts: FP8 layers gather the gradients of
-    their outputs after the cast.
+    sequence, or of the full sequence without ``sequence_parallel``. sums_in_products: products whose results are summed
+    over ranks do this themselves, so that gradients are cast before they are gathered. fused: see ``Group``.
     """
     if mesh.size() == 1:
         return
-    boundary = Boundary(group_of(mesh), sequence_parallel)
+    boundary = Boundary(group_of(mesh)._replace(fused=fused), sequence_parallel)
     if model.embed_tokens is not None:
         model.embed_tokens = VocabParallelEmbedding(model.embed_tokens, boundary)
     if model.lm_head is not None:
@@ -124,7 +124,7 @@ def apply_tensor_parallel(
             continue
         placement = placement_of(path)
         shard_parameters(module, mesh, placement)
-        if gathers_casts and placement == Shard(INPUTS) and isinstance(module, Linear) and module.sums_products:
+        if sums_in_products and placement == Shard(INPUTS) and isinstance(module, Linear):
             module.summed_over = boundary.group
         else:
             connect(module, path, boundary)

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx, once_differentiable
 
-from llmb.engine.collectives import Context, Group, finish, start_scatter
+from llmb.engine.collectives import Context, Group, finish, fuses, start_scatter
 from llmb.engine.kernels import elementwise
 from llmb.engine.kernels.elementwise import Activation, Heads, Rotation
 from llmb.engine.model.attention import Attention, Rotary, RotaryPosition
 from llmb.engine.model.layers import GatedMLP, SquaredReluMLP
 from llmb.engine.model.linear import SEQUENCE, Joined, Linear, gathered, local_shard, overlapped, scattered
 from llmb.engine.precision.scaling import (
+    ALIGNED,
     FORMATS,
     GRADIENT,
     INPUT,
@@ -133,13 +134,49 @@ class Saved(NamedTuple):
 
 
 def forward(operands: Operands) -> Tensor:
-    """Return the product y = x w^T: [rows, sum of outputs] bf16."""
-    kind, values, (factor, weight_factor, _) = operands.kind, operands.values, operands.factors
+    """Return the product y = x w^T, [rows, sum of outputs] bf16, or this rank's shard of the sum over ranks."""
+    kind, (factor, weight_factor, _) = operands.kind, operands.factors
     matrix = operands.kept[0] if operands.kept else cast_weights(operands.weights, weight_factor.scale)
+    rows, columns = Scaled(operands.values, factor.inverse), Scaled(matrix, weight_factor.inverse).mT
     if kind.group is not None:
-        values = as_rows(gathered(as_bytes(values, kind.batch), kind.group), values.dtype)
-    rows, columns = Scaled(values, factor.inverse), Scaled(matrix, weight_factor.inverse).mT
+        return gather_multiply(rows, columns, kind, kind.group, fast=True)[1]
+    if kind.summed_over is not None:
+        return multiply_scatter(rows, columns, kind, kind.summed_over)
     return multiply(rows, columns, fast=True, product_dtype=kind.product_dtype)
+
+
+def fuses_products(left: Scaled, right: Scaled, kind: ProductKind, group: Group) -> bool:
+    """Return True if torch's fused operators compute the product of two FP8 matrices."""
+    aligned = not any(size % ALIGNED for size in right.values.shape)
+    return aligned and kind.product_dtype == "fp8" and fuses(left.values, group)
+
+
+def gather_multiply(
+    left: Scaled, right: Scaled, kind: ProductKind, group: Group, *, fast: bool
+) -> tuple[Tensor, Tensor]:
+    """Gather ``left``, rows of this rank's shard of the sequence, as bytes; return all rows, and their product with
+    ``right``. See ``multiply``."""
+    values = left.values
+    if fuses_products(left, right, kind, group):
+        shard, scales = torch.unflatten(values, 0, (kind.batch, -1)), (left.inverse, [right.inverse])
+        rest = SEQUENCE, group.name, [None], [None], [torch.bfloat16], [fast]
+        whole, (product,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(shard, [right.values], *scales, *rest)
+        return whole.flatten(0, 1), product.flatten(0, 1)
+    rows = as_rows(gathered(as_bytes(values, kind.batch), group), values.dtype)
+    return rows, multiply(Scaled(rows, left.inverse), right, fast=fast, product_dtype=kind.product_dtype)
+
+
+def multiply_scatter(left: Scaled, right: Scaled, kind: ProductKind, group: Group) -> Tensor:
+    """Sum the product over the ranks; return this rank's shard of the sequence: [batch, seq, outputs]."""
+    if fuses_products(left, right, kind, group):
+        whole = torch.unflatten(left.values, 0, (kind.batch, -1))
+        shape = [*whole.shape[:-1], right.values.shape[1]]
+        rest = "sum", SEQUENCE, SEQUENCE, group.name, shape, None, None, torch.bfloat16, True
+        operator = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter
+        shard: Tensor = operator(whole, right.values, left.inverse, right.inverse, *rest)
+        return shard
+    product = multiply(left, right, fast=True, product_dtype=kind.product_dtype)
+    return scattered(torch.unflatten(product, 0, (kind.batch, -1)), group)
 
 
 def save(ctx: Fp8Context, operands: Operands, more: Sequence[Tensor] = ()) -> None:
@@ -162,17 +199,22 @@ def load_saved(ctx: Fp8Context) -> Saved:
     return Saved(rows, amax, Factors.of(rest[:6]), rest[6 : 6 + matrices], rest[6 + matrices :])
 
 
-def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
-    """Return the gradients of all arguments of the product: dx = dy w, dw = dy^T x. gradient: dy in FP8."""
+def transposed_weights(ctx: Fp8Context, saved: Saved) -> Tensor:
+    """Return the transpose of the weights in FP8 as one matrix."""
+    first, *_ = saved.matrices
+    return first if ctx.keeps else cast_weights(saved.matrices, saved.factors.weight.scale).t().contiguous()
+
+
+def backward(ctx: Fp8Context, saved: Saved, gradient: Cast, to_hidden: Tensor | None = None) -> Gradients:
+    """Return the gradients of all arguments of the product: dx = dy w, dw = dy^T x. gradient: dy in FP8. to_hidden: dx
+    if it is already computed."""
     kind, rows, transposed = ctx.kind, saved.rows, gradient.transposed
     (scale, inverse), factor, _ = saved.factors
     has_gradient, _ = needed_gradients(ctx)
     trained = transposed is not None and rows is not None
-    to_hidden: Tensor | None = None
     to_weights: Tensor | None = None
-    if has_gradient or (trained and kind.group is not None):
-        first, *_ = saved.matrices
-        matrix = first if ctx.keeps else cast_weights(saved.matrices, factor.scale).t().contiguous()
+    if to_hidden is None and (has_gradient or (trained and kind.group is not None)):
+        matrix = transposed_weights(ctx, saved)
         to_input = gradient.values, gradient.inverse, matrix, factor.inverse, kind.product_dtype
         if kind.group is None:
             to_hidden = gradient_product(*to_input)
@@ -181,7 +223,7 @@ def backward(ctx: Fp8Context, saved: Saved, gradient: Cast) -> Gradients:
             to_hidden = finish(start_scatter(whole, SEQUENCE, kind.group), SEQUENCE).flatten(0, 1)
         else:
             compute = shard_gradients if torch.compiler.is_compiling() else _shard_gradients
-            to_hidden, to_weights = compute(*to_input, transposed, rows, inverse, kind.batch, *kind.group)
+            to_hidden, to_weights = compute(*to_input, transposed, rows, inverse, kind.batch, *kind.group[:3])
     if kind.group is None and transposed is not None and rows is not None:
         of_outputs = transposed, gradient.inverse
         if kind.casts_again:
@@ -292,10 +334,7 @@ class ProductFunction(torch.autograd.Function):
     def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
         operands, _ = restore(arguments)
         save(ctx, operands)
-        kind, product = operands.kind, forward(operands)
-        if kind.summed_over is None:
-            return product
-        return scattered(torch.unflatten(product, 0, (kind.batch, -1)), kind.summed_over)
+        return forward(operands)
 
     @staticmethod
     @once_differentiable
@@ -307,9 +346,10 @@ class ProductFunction(torch.autograd.Function):
             return backward(ctx, saved, scaled)
         rows = gradient.flatten(0, 1)
         scaled = cast_tensor(rows, GRADIENT, factor, delayed=delayed, transposes=False, group=group)
-        whole = as_rows(gathered(as_bytes(scaled.values, ctx.kind.batch), group), scaled.values.dtype)
+        columns = Scaled(transposed_weights(ctx, saved), saved.factors.weight.inverse).mT
+        whole, to_hidden = gather_multiply(Scaled(scaled.values, scaled.inverse), columns, ctx.kind, group, fast=False)
         transposed = elementwise.transpose(whole) if trained else None
-        return backward(ctx, saved, scaled._replace(values=whole, transposed=transposed))
+        return backward(ctx, saved, scaled._replace(values=whole, transposed=transposed), to_hidden)
 
 
 class Fp8Activated(torch.autograd.Function):
@@ -391,7 +431,6 @@ class Fp8Linear(Fp8Matrix, Linear):
     """
 
     casts_again = False
-    sums_products = True
 
     def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         nn.Module.__init__(self)
