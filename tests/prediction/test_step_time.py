@@ -73,14 +73,16 @@ def test_products_and_attention_are_those_of_the_model(size: str) -> None:
 def test_the_page_has_the_exposed_messages_of_a_layer(row: str, size: str, scale: int, other: dict[str, Any]) -> None:
     """All of the forward pass, and the first gather of the backward pass."""
     cells = []
-    for way in ("plain", "overlapped"):
+    for way in ("overlapped", "fused"):
         work = RankWork(planned(size, scale, **other, choices=Choices(communication=way)), None)
         ahead, back = work.layer(next(iter(work.examples)))
-        sent = [each for each in ahead.messages if each.group == "tp"]
+        sent = [each for each in ahead.messages if each.group == "tp" and not each.beside]
         sent += [each for each in back.messages if each.kind == "all_gather" and not each.beside]
         cells.append(f"{sum(each.number * each.size for each in sent) / 1e6:.0f} MB, ")
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {row}, TP |"))
     assert [cell.startswith(f" {text}") for cell, text in zip(line.split("|")[2:4], cells, strict=True)] == [True, True]
+    documents = int(line.split("|")[4].split()[0])
+    assert int(cells[1].split()[0]) <= 1.2 * documents
 
 
 def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() -> None:

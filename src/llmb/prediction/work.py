@@ -8,7 +8,7 @@ counts. Their times are in ``step_time.py``.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -128,6 +128,7 @@ class RankWork:
         self.plan, self.sms, self.measured = plan, sms, (machine or MeasuredMachine()).products
         self.copies = plan.recipe.model.moe.top_k if plan.recipe.model.moe and joins_copies else 0
         self.gathers_casts = gathers_casts and plan.compute_path.gathers_fp8_gradients
+        self.fuses = gathers_casts and plan.compute_path.fuses_tp
         self.model, self.layout = plan.recipe.model, plan.recipe.layout
         self.sizes = Sizes(plan)
         self.trained = plan.lora is None
@@ -212,9 +213,15 @@ class RankWork:
         if self.trained:
             found.append(ProductShape(precision, "weight_gradient", columns, rows, inner))
         flops = 2.0 * rows * inner * columns * together
-        return tuple(
-            flops * filled(self.sms, each.rows, each.columns, together) * self.measured.get(each, 1.0) for each in found
-        )
+        filling = partial(self._filled, product.name, together)
+        return tuple(flops * filling(each) * self.measured.get(each, 1.0) for each in found)
+
+    def _filled(self, name: str, together: int, shape: ProductShape) -> float:
+        """Return ``filled`` of a product. Fused operators multiply the rows of two ranks at a time, on two streams."""
+        passes = ("forward", "input_gradient") if name.endswith(("output", "down")) else ("forward",)
+        alone = name.startswith(("expert_", "logits", "multi_token"))
+        parts = self.layout.tp if self.fuses and not alone and shape.training_pass in passes else 1
+        return filled(self.sms, shape.rows // parts, shape.columns, together * min(parts, 2))
 
     def _written(self, kind: LayerKind) -> tuple[float, float]:
         ahead, back = 0, 0
@@ -284,9 +291,10 @@ class RankWork:
         if layout.sequence_shards > 1:
             pairs = 2 if not kind.experts or self._has_shared else 1
             cast = whole / 2 if kind.casts else whole
-            ahead += [Messages("all_gather", "tp", pairs, cast), Messages("reduce_scatter", "tp", pairs, whole)]
             gradient = cast if self.gathers_casts else whole
-            back += [Messages("all_gather", "tp", pairs, gradient), Messages("reduce_scatter", "tp", pairs, whole)]
+            ahead += self._exposed("all_gather", pairs, cast) + self._exposed("reduce_scatter", pairs, whole)
+            back += self._exposed("all_gather", pairs, gradient)
+            back.append(Messages("reduce_scatter", "tp", pairs, whole, beside=self.fuses))
             if self.trained:
                 back.append(Messages("all_gather", "tp", pairs, cast, beside=True))
         elif layout.tp > 1:
@@ -300,6 +308,12 @@ class RankWork:
             ahead += self._expert_messages()
             back += self._expert_messages()
         return tuple(ahead), tuple(back)
+
+    def _exposed(self, kind: str, number: int, size: float) -> list[Messages]:
+        """Return the messages before or after a product. Fused operators send all but one rank's part beside it."""
+        exposed = size / self.layout.tp if self.fuses else size
+        beside = [Messages(kind, "tp", number, size - exposed, beside=True)] if self.fuses else []
+        return [Messages(kind, "tp", number, exposed), *beside]
 
     @property
     def _has_shared(self) -> bool:
