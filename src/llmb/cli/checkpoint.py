@@ -37,9 +37,7 @@ Checkpoint = Annotated[
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(
-        "--processes", min=1, help="Number of processes; each needs about 1 GB. Default: one per core, up to 8."
-    ),
+    typer.Option("--processes", min=1, help="Number of processes, of about 1 GB each. Default: one per core, up to 8."),
 ]
 MaxFileSize = Annotated[
     str, typer.Option("--max-file-size", help="Maximum size of each file of the checkpoint, such as 500MB.")

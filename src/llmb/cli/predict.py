@@ -365,7 +365,7 @@ class SearchOptions:
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --output: runs of each layout.")] = 3
     max_memory_gib: Annotated[
         float | None,
-        typer.Option("--max-memory-gib", metavar="GIB", min=1, help="Memory limit of a rank. Default: the GPU's."),
+        typer.Option("--max-memory-gib", metavar="GIB", min=1, help="Memory limit of a rank (GiB). Default: a GPU's."),
     ] = None
 
 

@@ -182,9 +182,7 @@ def export(
 
 def _recorded_runs(selectors: list[str] | None) -> list[Path]:
     """Return the folders of the selected runs, by default of all; report runs without a record, which are skipped.
-
-    Raise UsageError if no run has a record.
-    """
+    Raise UsageError if no run has a record."""
     found = find_all_runs(selectors, install_here(), say)
     say(*left_out_lines(found.left_out))
     folders = [run.path for run in found.runs if run.record]
@@ -200,7 +198,11 @@ def archive(
     runs: Selection = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help=f"New {' or '.join(ENDINGS)} file. Default: llmb-runs.*."),
+        typer.Option(
+            *("-o", "--output"),
+            metavar="FILE",
+            help=f"New {' or '.join(ENDINGS)} file. Default: llmb-runs{ENDINGS[0]}, without zstandard {ENDINGS[1]}.",
+        ),
     ] = None,
     traces: Annotated[
         bool, typer.Option("--traces", help="Also include profiles and NCCL's logs, which are large and not redacted.")
