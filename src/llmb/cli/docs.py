@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb docs``: the project's documentation, which is part of every installation.
-
-Nodes of clusters often have no access to the web.
-"""
+"""``llmb docs``: the documentation, which every installation contains, because nodes often have no web access."""
 
 import ast
 import inspect

@@ -156,7 +156,8 @@ def jobs(context: typer.Context) -> None:
 def list_(
     selected: Selected,
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only this job state or run status, such as failed. Repeatable.")
+        list[str] | None,
+        typer.Option("--state", help="Show only this job state or run status, such as failed. Repeatable."),
     ] = None,
     kind: Annotated[Kind | None, typer.Option("--kind", help="Show only jobs of this kind.")] = None,
     json: Json = False,

@@ -55,7 +55,9 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="File to write. Default: report.FORMAT; plot NAME.FORMAT; md stdout."
+            *("-o", "--output"),
+            metavar="FILE",
+            help="File to write. Default: report.FORMAT; for a plot, NAME.FORMAT; for md, standard output.",
         ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png require --plot.")] = "html",

@@ -86,7 +86,7 @@ class SlurmChoices(Record):
         GpuRequest | None, _option(help="Flag of sbatch that requests GPUs, or none if Slurm does not manage GPUs.")
     ] = None
     gres: Annotated[
-        str | None, _option(help="Generic resources per node, such as nvme:1. GPUs are requested without it.")
+        str | None, _option(help="Generic resources per node, such as nvme:1. GPUs are requested in any case.")
     ] = None
     nodelist: Annotated[
         str | None, _option(help="Nodes that the job must include, such as node[1-4].", set_by=("SBATCH_NODELIST",))
