@@ -195,6 +195,7 @@ def test_a_sentence_names_what_differs_from_the_published_run(run: dict[str, Any
         (LARGE, "in part of the backward pass", "by the product"),
         ({**LARGE, "compiled": False}, "in part of the backward pass", "after the product"),
         ({**LARGE, "dtype": "fp8"}, "in part of the backward pass", "after the product"),
+        ({**LARGE, "communication": "fused"}, "with products", "by the product"),
         (LORA | {"gpu_type": "h100", "scale": 8}, "none", "by the product"),
     ],
 )
