@@ -80,6 +80,30 @@ def test_arguments_at_the_beginning_count_before_the_name() -> None:
     assert judged([arguments, *(iteration(n, gbs=256) for n in range(1, 51))], path=NAMED).status == "success"
 
 
+def arguments(gpus: int) -> str:
+    return f"  world_size ...... {gpus}\n  tensor_model_parallel_size ...... 1\n"
+
+
+@pytest.mark.parametrize("resumes_at", [31, 1])
+def test_a_layout_that_changes_between_steps_is_no_measurement(resumes_at: int) -> None:
+    before, after = [iteration(n) for n in range(1, 31)], [iteration(n, at_s=99 + 2 * n) for n in range(resumes_at, 51)]
+    found = judged([arguments(8), *before, "text\n" * 300_000, arguments(16), *after])
+    assert (found.status, found.reason) == ("invalid", "gpus is 8 at first, but 16 by arguments between steps")
+    assert judged([arguments(8), *before, arguments(8), *after, arguments(1)]).status == "success"
+    meshes = [f"Building device mesh with parallelism: dp_shard={gpus}, tp=1\n" for gpus in (8, 16)]
+    steps = [f"step: {n}  loss:  7.8  memory: 41.20GiB(51.78%)  tps: {5760 + n}  mfu: 33.74%\n" for n in range(1, 51)]
+    batch = "global batch size 64, sequence length 8192, total steps 50\n"
+    assert judged([meshes[0], batch, *steps[:30], meshes[1], batch, *steps[30:]]).reason == found.reason
+
+
+def test_runs_that_log_to_one_file_are_no_measurement() -> None:
+    found, alike = (
+        judged(line for n in range(1, 51) for line in (iteration(n), iteration(n, s=s, at_s=2 * n))) for s in (2.4, 2.1)
+    )
+    reason = "steps are logged again with other times: they sum to 20 s, and then to 24 s"
+    assert (found.status, found.reason, alike.status) == ("invalid", reason, "success")
+
+
 def test_a_batch_that_grows_in_the_window_is_no_measurement() -> None:
     def samples(n: int) -> int:
         return 64 * n if n < 40 else 64 * 39 + 128 * (n - 39)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import MIG, gpu_type_of
 from llmb.readers.logs.formats.format import Value
-from llmb.readers.logs.formats.torchtitan import layout_of
+from llmb.readers.logs.formats.torchtitan import MESH, layout_of
 
 if TYPE_CHECKING:
     from llmb.catalogue.published import Document
@@ -89,22 +89,29 @@ def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> di
     ``first_step`` is the position of the first step in ``head``, or -1. If the workload is unknown but the log has
     sizes, a digest of all arguments before the first step identifies the workload.
     """
-    from_head = _from_head(head)
+    header = head[:first_step] if first_step >= 0 else head
+    from_head = _from_head(head) | (sizes_in(header) or sizes_in(head))
     values = {**(_from_path(path.absolute()) if path else {}), **from_head}
     if "workload" not in values and any(key.startswith("layout.") for key in from_head):
-        header = head[:first_step] if first_step >= 0 else head
         facts = sorted({pair for pair in _FACT.findall(header) if not _OF_ONE_RUN.search(pair[0])})
         values[ARGUMENTS] = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     return values
 
 
-def _from_head(head: bytes) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    if _ARGUMENTS_SIGN in head:
-        for name, value in _ARGUMENT.findall(head):
+def sizes_in(text: bytes) -> dict[str, int]:
+    """Return the sizes of the layout that Megatron's arguments or torchtitan's header print in ``text``."""
+    values: dict[str, int] = {}
+    if _ARGUMENTS_SIGN in text:
+        for name, value in _ARGUMENT.findall(text):
             if name in _ARGUMENTS:
                 values.setdefault(f"layout.{_ARGUMENTS[name]}", int(value))
-    values |= {f"layout.{name}": size for name, size in layout_of(head).items()}
+    if MESH in text:
+        values |= {f"layout.{name}": size for name, size in layout_of(text).items()}
+    return values
+
+
+def _from_head(head: bytes) -> dict[str, Value]:
+    values: dict[str, Value] = {}
     for name, value in _PARAMETER.findall(head) if _PARAMETER_SIGN in head else ():
         if name == b"model_name":
             values["workload"] = value.decode("utf-8", "replace")

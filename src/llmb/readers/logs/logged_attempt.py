@@ -211,6 +211,8 @@ class LoggedAttempt:
     """``StepLine.contradiction`` of the last line that has it."""
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""
+    repeated_s: tuple[float, float] = (0.0, 0.0)
+    """The sum of the times of steps in the window that are logged again, as logged first and as logged again."""
     settled: bool = False
     """True if the whole log was read, so that ``window`` is the steady state, or None if there is none."""
 
@@ -286,6 +288,9 @@ class LoggedAttempt:
     def add_lines(self, lines: Iterable[StepLine]) -> None:
         for line in lines:
             if not self._is_news(line):
+                if self.step and line.step == self.step[-1]:
+                    first, again = self.repeated_s
+                    self.repeated_s = first + self.step_time_s[-1], again + line.step_time_s
                 continue
             if line.step <= self.max_step or not self.number or line.after is not None:
                 self._begin(line)
@@ -364,7 +369,7 @@ class LoggedAttempt:
         self.skipped_in_window, self.mean_of, self.clock_s = 0, 1, 0.0
         self.left_out, self.contradiction = None, None
         self.gaps, self.ranks = {}, {line.rank: line.step}
-        self.laps, self.logged = [], None
+        self.laps, self.logged, self.repeated_s = [], None, (0.0, 0.0)
         self.work, self.profiled, self.untimed = PrintedWork(), None, set()
         for column in self._columns:
             del column[:]

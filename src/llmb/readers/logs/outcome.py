@@ -16,7 +16,7 @@ from llmb.readers.contradictions import CLOCK_ERROR_S, LONGEST_STEP_S, SHORTEST_
 from llmb.readers.logs.error_text import describe_content, error_at_end, fault_at_end, find_recorder, last_error
 from llmb.readers.logs.formats import format_called
 from llmb.readers.logs.formats.format import Value
-from llmb.readers.logs.logged_attempt import GBS, GPUS, LoggedAttempt
+from llmb.readers.logs.logged_attempt import GBS, GPUS, MOST_APART, LoggedAttempt
 from llmb.readers.logs.reader import RunLog
 from llmb.readers.logs.step_line import find_invalid_line
 
@@ -291,12 +291,23 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
     if window and not attempt.clock_s and not are_between(SHORTEST_STEP_S, attempt.step_time_s, LONGEST_STEP_S):
         bad = next(filter(_is_no_time, attempt.step_time_s))
         return f"a step time in {steps_span(window.first, window.last)} is {_bad_time_text(bad)}"
-    if flaw := attempt.work.flaw(log.configuration):
+    if flaw := attempt.work.flaw(log.configuration) or _other_layout(log):
         return flaw
+    if max(attempt.repeated_s) > MOST_APART * min(attempt.repeated_s):
+        first, again = attempt.repeated_s
+        return f"steps are logged again with other times: they sum to {first:.4g} s, and then to {again:.4g} s"
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
         return f"{steps} of the window skipped the update of the parameters"
     return (clock_contradiction(attempt.laps) if window else None) or find_invalid_line(log.tail)
+
+
+def _other_layout(log: RunLog) -> str | None:
+    """Describe a size of the layout that changes between steps, such as in a run that resumes on more GPUs."""
+    for key, size in log.sizes_later.items():
+        if (before := log.configuration.get(key, size)) != size:
+            return f"{key.removeprefix('layout.')} is {before} at first, but {size} by arguments between steps"
+    return None
 
 
 def _is_no_time(seconds: float) -> bool:

@@ -10,13 +10,13 @@ import re
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from llmb.readers.logs.configuration import configuration_of
+from llmb.readers.logs.configuration import configuration_of, sizes_in
 from llmb.readers.logs.formats import FORMATS
 from llmb.readers.logs.formats.format import MAX_LINE_BYTES, Format, Reader, Value, has_any
 from llmb.readers.logs.logged_attempt import LoggedAttempt
@@ -213,6 +213,9 @@ class RunLog:
     configuration: dict[str, Value]
     """The configuration of the run from the log's beginning and its path; see ``llmb.readers.logs.configuration``."""
 
+    sizes_later: Mapping[str, int]
+    """Sizes of the layout that are printed between steps, with keys of ``configuration``."""
+
     @property
     def is_in_head(self) -> bool:
         """Return whether ``head`` is the whole text."""
@@ -240,6 +243,9 @@ class _Pass:
     def __init__(self, attempt: LoggedAttempt) -> None:
         self.attempt = attempt
         self.finder = StepFinder()
+        self.sizes_later: dict[str, int] = {}
+        self.since_step = b""
+        """The text since the last step line; empty before the first."""
 
     def read(self, text: PlainText, chunk_bytes: int, path: Path | None) -> RunLog:
         head, tail, rest = b"", b"", b""
@@ -264,12 +270,19 @@ class _Pass:
             attempt=self.attempt,
             format=log_format.name if log_format else None,
             configuration=configuration_of(head, path, log_format.find_step_mark(head) if log_format else -1),
+            sizes_later=self.sizes_later,
         )
 
     def _add(self, lines: bytes) -> None:
         steps = self.finder.find(lines)
         self._begin()
         self.attempt.add_lines(steps)
+        if self.finder.format:
+            text = self.since_step + lines
+            first = 0 if self.since_step else max(0, self.finder.format.find_step_mark(text))
+            last = max(first, self.finder.format.find_last_step_mark(text))
+            self.sizes_later = sizes_in(text[first:last]) | self.sizes_later
+            self.since_step = text[last:][-_HEAD_BYTES:]
 
     def _begin(self) -> None:
         """Set the fields of the attempt that depend on the format, before its first step."""

@@ -79,6 +79,9 @@ class Format:
                 first = place
         return first
 
+    def find_last_step_mark(self, text: bytes) -> int:
+        return max(text.rfind(mark) for mark in self.marks[: self.step_marks])
+
 
 def has_any(text: bytes, marks: Iterable[bytes], start: int = 0, end: int = sys.maxsize) -> bool:
     """Return whether one of ``marks`` is in ``text[start:end]``."""

@@ -43,6 +43,7 @@ _HEADER = re.compile(
     rb"|Training starts at step (?P<start>\d{1,9}))" + LINE_ENDS_SOON
 )
 _SIZE = re.compile(rb"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=([1-9]\d{0,6})\b")
+MESH = b" device mesh with "
 _REPLICAS = "dp"
 """Prefixes of the mesh dimensions that divide the tokens of a step."""
 _VALIDATION = re.compile(rb"validate step: ")
@@ -157,10 +158,7 @@ def layout_of(head: bytes) -> dict[str, int]:
 FORMAT = Format(
     name="torchtitan",
     title="torchtitan",
-    marks=(
-        *(b"  memory: ", b"global batch size", b" tokens per train step, ", b" device mesh with "),
-        b"Training starts at step ",
-    ),
+    marks=(*(b"  memory: ", b"global batch size", b" tokens per train step, ", MESH), b"Training starts at step "),
     step=STEP,
     reader=TorchtitanReader,
     first_number=1,
