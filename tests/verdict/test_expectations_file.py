@@ -98,6 +98,10 @@ def test_an_entry_is_a_reference(tmp_path: Path) -> None:
         ("step_time_s: 1, window: auto", "3: expectations.0.window: Value error, 'auto' depends on the run"),
         ("step_time_s: 1, conditions: [a]", "3: expectations.0.conditions: it must be a mapping"),
         ("step_time_s: 1, dtype: int4", "3: expectations.0.dtype: Input should be 'fp32', 'bf16', 'fp8', 'mxfp8' or"),
+        (
+            "step_time_s: 12.4, step_time_s_ci95: [12300, 12500]",
+            "3: expectations.0: Value error, step_time_s is outside",
+        ),
         ("step_time_s: 1, step_time_s_ci95: 2", "3: expectations.0.step_time_s_ci95: it must be a list: "),
         ("step_time_s: x", "3: expectations.0.step_time_s: it must be a number"),
         ("step_time_s: 1, scale: 1.5", "3: expectations.0.scale: it must be a whole number"),

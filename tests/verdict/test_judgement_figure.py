@@ -43,6 +43,15 @@ def test_the_interval_decides(mean: float, verdict: str) -> None:
     assert (found.tolerance_pct, found.tolerance_source) == (5.0, "--tolerance")
 
 
+def test_a_run_ten_times_as_fast_has_another_unit() -> None:
+    assert judged(around(1.1)).verdict == "improved"
+    found = judged(around(0.9), reference=EXPECTED)
+    assert (found.verdict, found.soft) == ("not comparable", False)
+    assert found.sentence.endswith(
+        "more than 10 times as fast: a unit or the work differs (91.0 % faster than expected (90.9 to 91.1 %))"
+    )
+
+
 STEP = FIGURE.model_copy(update={"window": Window(first=49, last=49, rule="last")})
 
 

@@ -4,10 +4,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from llmb.base.errors import UsageError, see, unknown
 from llmb.base.missing import Missing
@@ -64,6 +65,13 @@ class ExpectedStepTime(Record):
     note: str | None = None
     conditions: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
     """Other conditions of the step time, by dotted key. They do not select runs; a verdict lists differences."""
+
+    @model_validator(mode="after")
+    def _interval_fits(self) -> Self:
+        low, high = self.step_time_s_ci95 or (0, inf)
+        if not low <= self.step_time_s <= high:
+            raise ValueError("step_time_s is outside of its interval, step_time_s_ci95")
+        return self
 
     def recipe(self) -> dict[str, str]:
         """Return the conditions that select runs."""

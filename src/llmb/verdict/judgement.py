@@ -60,6 +60,8 @@ from llmb.verdict.group_difference import (
 
 WINDOW = "window"
 MOST_DIGITS = 4
+MOST_FASTER_PCT = 90.0
+"""A run that is faster than its reference by more is not comparable with it."""
 UNDECIDED = "the interval contains the tolerance"
 NAMES: dict[ReferenceKind, str] = {
     "published": "published",
@@ -443,6 +445,8 @@ def judgement(
     prevented = [condition for condition in conditions if condition.effect == "prevents"]
     if prevented and verdict != "invalid":
         verdict, reason = "not comparable", differing(prevented)
+    if verdict in BETTER and finding.delta_pct is not None and finding.delta_pct < -MOST_FASTER_PCT:
+        verdict, reason = "not comparable", "more than 10 times as fast: a unit or the work differs"
     if verdict in BETTER and (doubts := [said for one in conditions for said in _doubts(one)]):
         verdict, reason = "inconclusive", "; ".join(filter(None, (reason, *dict.fromkeys(doubts))))
     weakened = any(condition.effect == "weakens" for condition in conditions)
