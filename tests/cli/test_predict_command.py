@@ -93,6 +93,11 @@ def test_a_file_gives_a_line_for_each_and_a_bad_one_spoils_no_other(llmb: Run, t
     assert found[3]["reason"] == "column size is missing or empty"
     documents = json.loads(llmb("predict", "--file", str(file), "--json").stdout)
     assert [each["line"] for each in documents] == [2, 3, 4, 5]
+    file.write_text("\ufeffworkload,size,gpu_type,gbs\npretrain_llama3.1,70b,h100,1,024\npretrain_llama3.1,70b,h100,\n")
+    found = list(csv.DictReader(io.StringIO(llmb("predict", "--file", str(file)).stdout)))
+    assert [row["reason"] for row in found] == ["the line has more values than there are columns", ""]
+    file.write_text("workload,size,tp,tp\npretrain_llama3.1,8b,2,4\n")
+    assert "several columns are called tp" in llmb("predict", "--file", str(file)).stderr
     file.write_text("workload,nodes\npretrain_llama3.1,8\n")
     refused = llmb("predict", "--file", str(file))
     assert refused.returncode == 2
@@ -133,6 +138,9 @@ def test_hardware_of_ones_own_is_checked(llmb: Run, tmp_path: Path) -> None:
     for good, bad, named in (
         ("memory_bandwidth_tb_s: 2\n", "memory_bandwidth_tb_s: 3350\n", "memory_bandwidth_tb_s"),
         ("bf16: 500", "bf16: -500", "peak_tflops.bf16"),
+        ("bf16: 500", "bf16: 0.5", "peak_tflops.bf16"),
+        ("memory_gb: 80", "memory_gb: 81559", "memory_gb"),
+        ("network_gb_s: 25\n", "network_gb_s: 400\n", "network_gb_s"),
         ("  nvlink_gb_s: 600\n", "", "nvlink_gb_s"),
         ("network_gb_s: me}", "}", "no source for network_gb_s"),
     ):

@@ -107,17 +107,18 @@ SOURCED = (
 
 
 class Gpu(Record):
-    """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions."""
+    """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions. The limits
+    reject other units, such as MiB and Gb/s."""
 
     gpu_type: str
     name: str
     vendor: Literal["nvidia", "amd"] = "nvidia"
-    peak_tflops: dict[str, Annotated[float, Field(gt=0, lt=1e6)]]
-    memory_gb: float = Field(gt=0, lt=1e5)
+    peak_tflops: dict[str, Annotated[float, Field(ge=1, lt=2e5)]]
+    memory_gb: float = Field(ge=1, lt=1e4)
     memory_bandwidth_tb_s: float = Field(gt=0, lt=1e3)
-    nvlink_gb_s: float = Field(gt=0, lt=1e5)
+    nvlink_gb_s: float = Field(ge=1, lt=1e5)
     nvlink_domain_gpus: int = Field(gt=0)
-    network_gb_s: float | None = Field(default=None, gt=0, lt=1e4)
+    network_gb_s: float | None = Field(default=None, gt=0, lt=400)
     tdp_w: float | None = Field(default=None, gt=0)
     sms: int | None = Field(default=None, gt=0)
     """Number of streaming multiprocessors; if None, predictions assume an H100's number."""

@@ -263,9 +263,12 @@ def _check_gpu(recipe: Recipe, catalogue: Catalogue) -> None:
 
 def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
     try:
-        lines = list(csv.DictReader(read_text_file(path).decode().splitlines(), strict=True))
+        reader = csv.DictReader(read_text_file(path).decode("utf-8-sig").splitlines(), strict=True)
+        lines, columns = list(reader), reader.fieldnames or ()
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"the file is not valid CSV: {error}", where=str(path)) from error
+    if repeated := {name for name in columns if columns.count(name) > 1}:
+        raise UsageError(f"several columns are called {', '.join(sorted(repeated))}", where=str(path))
     rows = predict_rows(catalogue, lines)
     if json:
         print_json(rows_document(rows))

@@ -339,7 +339,7 @@ class PredictedRow:
 
 def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Iterator[PredictedRow]:
     """Predict each row; yield the error of a row that fails. Raises UsageError for unknown columns."""
-    if rows and (unknown := set(rows[0]) - set(COLUMNS)):
+    if rows and (unknown := set(rows[0]) - {*COLUMNS, None}):
         raise UsageError(f"unknown columns: {', '.join(sorted(map(str, unknown)))}", choices=COLUMNS)
 
     @cache
@@ -354,6 +354,8 @@ def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Ite
     caches: dict[tuple[object, ...], StepCache] = {}
     for line, row in enumerate(rows, start=2):
         try:
+            if None in row:
+                raise UsageError("the line has more values than there are columns")
             recipe = tuple(row.get(name) or "" for name in RECIPE)
             plan = settle_sharding(with_layout(plan_of(*recipe), _sizes(row)), Parallelism())
             calibration = default_calibration(catalogue.rates, usual_software(plan.recipe))
