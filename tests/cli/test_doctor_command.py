@@ -189,7 +189,7 @@ def test_without_a_test_file_space_is_checked_all_the_same(doctor: Run, install:
         (("--only", "disk_space_install"), "unknown area or check 'disk_space_install'; did you mean 'disk_space'?"),
         (("--gpu-type", "h1000"), "unknown GPU type 'h1000'; did you mean 'h100'?"),
         (("--no-disk", "--disk-size", "8"), "--no-disk and --disk-size cannot be combined"),
-        (("--gpus", "-1"), "'--gpus': Input should be greater than or equal to 0"),
+        (("--gpus", "-1"), "--gpus is '-1'; it must be greater than or equal to 0"),
     ],
 )
 def test_mistakes_are_explained(doctor: Run, options: tuple[str, ...], what: str) -> None:

@@ -30,14 +30,17 @@ MISTAKES = [
     (f"run {RECIPE} --nodes 2", 2, "no such option: --nodes; did you mean --scale?"),
     ("parse --csv", 2, "no such option: --csv; did you mean --format?"),
     ("show --wrkload x", 2, "no such option: --wrkload; did you mean --workload?"),
+    ("plan --model x", 2, "no such option: --model; did you mean --workload or --model-config?"),
     # Values.
     ("run 8b", 2, "'8b' is a size; the workload is missing"),
     ("show pretrain_grok1 314b", 2, "llmb has no recipe for grok"),
     (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tested on AMD Instinct MI300X"),
     ("run my_sweep.yaml", 2, "to queue or start the runs that a file lists, use 'llmb bulk FILE'"),
+    ("predict my/config.json", 2, "use --model-config FILE to show, predict, plan or run"),
     ("result lattest", 2, "valid: latest"),
     ("show llama3.2 8b", 2, "llmb has no recipe for llama3.2"),
-    (f"show {RECIPE} --scale eight", 2, "valid integer"),
+    (f"show {RECIPE} --scale eight", 2, "--scale is 'eight'; it must be a whole number"),
+    (f"metrics {RECIPE} --step-time 12,9", 2, "--step-time is '12,9'; it must be a number"),
     (f"show {RECIPE} --scale 12", 2, "has no layout for 12 GPUs"),
     (f"{TINY} --steps 0", 2, "--steps is 0; it must be at least 1"),
     (f"{TINY} --recompute some", 2, "--recompute is 'some'; it must be none or selective or full"),
@@ -81,11 +84,8 @@ def test_an_error_is_a_document_where_the_result_is_one(line: str, llmb: Run) ->
 
 
 def test_a_terminal_breaks_an_error_between_words_and_no_command(tmp_path: Path) -> None:
-    code, shown = talk(
-        [sys.executable, "-m", "llmb.cli.main", "compare", "nowhere", "nor-there"],
-        {**os.environ, "LLMB_INSTALL": str(tmp_path), "TERM": "dumb"},
-        (),
-    )
+    settings = {**os.environ, "LLMB_INSTALL": str(tmp_path), "TERM": "dumb"}
+    code, shown = talk([sys.executable, "-m", "llmb.cli.main", "compare", "nowhere", "nor-there"], settings, ())
     lines = shown.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("  valid: "))
     assert code == 2

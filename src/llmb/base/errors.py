@@ -20,7 +20,8 @@ MOST_ITEMS = 20
 LIMITS = {
     "GPU type": "pass one of these; 'llmb predict', 'plan' and 'memory' accept other types with --hardware FILE",
     "workload": "llmb has no recipe for {}; see 'llmb docs what-llmb-does-not-do' and 'llmb docs add-a-model'",
-    "file": "to queue or start the runs that a file lists, use 'llmb bulk FILE'",
+    **dict.fromkeys(("yaml", "yml", "txt"), "to queue or start the runs that a file lists, use 'llmb bulk FILE'"),
+    "json": "use --model-config FILE to show, predict, plan or run the model of a config.json",
 }
 """Advice for unknown values, by the kind of value."""
 
@@ -125,7 +126,7 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
     model = str(value).lower().removeprefix("pretrain_").removeprefix("finetune_").partition("_")[0]
     meant = did_you_mean(value, names)
     if not meant and kind in LIMITS and not any(model in name for name in names):
-        do = LIMITS["file" if str(value).endswith((".yaml", ".yml", ".txt")) else kind].format(model)
+        do = LIMITS.get(str(value).rpartition(".")[2], LIMITS[kind]).format(model)
     return UsageError(f"unknown {kind} '{value}'{meant}", choices=names, do=do)
 
 

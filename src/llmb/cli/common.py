@@ -76,7 +76,7 @@ def print_message(text: str) -> None:
 def _wrapped(line: str, width: int) -> str:
     if len(line) <= width or "'llmb " in line:
         return line
-    label = re.match(r"\s*\w+:\s+", line)
+    label = re.match(r"\s*(\w+:|-)\s+", line)
     indent = " " * (label.end() if label else 0)
     return fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
@@ -208,6 +208,7 @@ MEANT: dict[str, tuple[str, ...]] = {
         *("--ngpus", "--processes", "--np", "--job-total-gpus"),
     ),
     "--workload": ("--model", "--model-name", "--recipe", "--task"),
+    "--model-config": ("--model", "--config", "--hf-config"),
     "--size": ("--model-size",),
     "--dtype": ("--precision", "--fp8", "--bf16", "--fp32", "--compute-dtype"),
     "--gpu-type": ("--gpu", "--device", "--hardware", "--accelerator", "--arch"),
@@ -245,6 +246,9 @@ def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the clas
     path = error.ctx.command_path if error.ctx else "llmb"
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")
+        for problem in getattr(error.__cause__, "errors", list)():  # pydantic's, without the value
+            must = problem["msg"].partition(", unable")[0].removeprefix("Input should ").replace("a valid", "a")
+            what = f"{error.param.opts[-1]} is '{problem['input']}'; it must {must.replace('integer', 'whole number')}"
         if what.startswith("No such command"):  # typer suggests 'list' for 'bisect'
             return unknown("command", what.split("'")[1], error.ctx.command.list_commands(error.ctx))
         return UsageError(what, where=path, do=f"see '{path} --help'")

@@ -18,6 +18,7 @@ from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU, ModelRequest, Overrides, Request, resolve
 from llmb.cli.common import Json
+from llmb.cli.progress import PhaseProgress
 from llmb.cli.root import install_here, print_for_recipe, say
 from llmb.cli.shared_options import (
     catalogue_for,
@@ -407,10 +408,9 @@ def plan(
     """
     if wanted.output is not None and request.model_config:
         raise UsageError("a campaign cannot contain a model from a file", do="omit --output, or --model-config")
-    explicit = flags_of(ctx, ctx.params)
-    found = plan_with(
-        catalogue_for(request, hardware), request, choices, wanted, Basis(calibrate_with, software), explicit=explicit
-    )
+    basis, explicit = Basis(calibrate_with, software), flags_of(ctx, ctx.params)
+    with PhaseProgress("searching"):
+        found = plan_with(catalogue_for(request, hardware), request, choices, wanted, basis, explicit=explicit)
     _print(found.recipe, found, json=json)
     if wanted.output is not None:  # last, so that the result is not lost if the file cannot be written
         with new_file(wanted.output) as partial:
@@ -448,7 +448,7 @@ def plan_with(
     searched = {name for name in WITH_DEFAULTS if name not in explicit}
     constraints = {**sizes, **{name: ways[name] for name in ways if ways[name] is not None and name not in searched}}
     predicted = _predictor(catalogue, basis, start, find, searches=True)
-    on_message(f"searching the layouts of {recipe.title()}, which takes a few seconds")
+    on_message(f"searching the layouts of {recipe.title()}, which can take half a minute")
     own = predict_recipe(recipe, choices, predicted)
     found = with_recipe(search_for(wanted.goal, start, predicted, constraints), own, constraints)
     layouts = found.fitting[: wanted.top]
@@ -467,9 +467,7 @@ def memory(
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
-    estimated: Annotated[
-        bool, typer.Option("--estimate", help="Estimate the memory instead of counting it, which takes longer.")
-    ] = False,
+    estimated: Annotated[bool, typer.Option("--estimate", help="Estimate the memory, in milliseconds.")] = False,
     hardware: Hardware = None,
     json: Json = False,
 ) -> None:
@@ -492,9 +490,9 @@ def memory(
 
     - `llmb memory --model-config config.json --scale 8 --gpu-type h100 --estimate`
     """
-    found = count_memory(
-        catalogue_for(request, hardware), request, choices, say, rank=rank, all_stages=all_stages, estimated=estimated
-    )
+    catalogue = catalogue_for(request, hardware)
+    with PhaseProgress("counting"):
+        found = count_memory(catalogue, request, choices, say, rank=rank, all_stages=all_stages, estimated=estimated)
     _print(found.recipe, found, json=json)
 
 

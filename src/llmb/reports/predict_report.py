@@ -43,7 +43,7 @@ class RunMemory(Shown):
         owners = (f"{owner}: bytes_by_owner.{owner}" for owner in OWNERS)
         columns = [
             *texts("rank", "stage: pp_stage", right=True),
-            *numbers("peak GiB: peak_bytes", *owners, form=lambda size: number(size / GIB)),
+            *numbers("peak GiB: peak_bytes", *owners, form=lambda size: number(round(size / GIB, 3))),
             *(numbers("TFLOPs: flops", form=lambda flops: number(flops / 1e12)) if use.method == "exact" else ()),
         ]
         notes = [fits_text(use), *(f"assumed: {each}" for each in use.assumptions)]

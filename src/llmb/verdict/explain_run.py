@@ -207,7 +207,7 @@ def _suspected(differing: Mapping[CauseName, CauseShare]) -> dict[CauseName, Cau
 
 def _said(items: Sequence[Condition]) -> tuple[str, ...]:
     shown = [
-        f"{item.key}: {item.own or 'none'}, reference {item.reference or 'none'}{_worth(item)}"
+        f"{item.key}: {item.own or 'n/a'}, reference {item.reference or 'n/a'}{_worth(item)}"
         for item in items[:MOST_SHOWN]
     ]
     return (*shown, *([f"and {len(items) - MOST_SHOWN} more"] if len(items) > MOST_SHOWN else []))
