@@ -555,7 +555,7 @@ def test_what_is_no_archive_is_refused(
     assert "no such file" in llmb("import", "none.tar.zst").stderr
     monkeypatch.setattr(archive_module, "find_spec", lambda _: None)
     assert "no such file" in llmb("import", "none.tar.zst").stderr
-    assert "need zstandard" in llmb("import", "damaged.tar.zst").stderr
+    assert all("needs zstandard" in llmb("import", name).stderr for name in ("damaged.tar.zst", __file__))
     monkeypatch.undo()
     (tmp_path / "text.tar.gz").write_text("text")
     assert "not compressed with gzip" in llmb("import", "text.tar.gz").stderr

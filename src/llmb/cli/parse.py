@@ -249,10 +249,8 @@ def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
 def _default_root() -> Path:
     """Return the default folder of logs: ``experiments``, else ``workloads`` of the install root, else this folder."""
     here = Path("experiments")
-    if here.is_dir():
-        return here
-    kept = install_here() / "workloads"
-    return kept if kept.is_dir() else Path()
+    here = here if here.is_dir() else install_here() / "workloads"
+    return here if here.is_dir() else Path()
 
 
 def _logs(report: ParseReport, form: Form, *, wide: bool) -> dict[str, Any] | str | list[Table]:

@@ -352,9 +352,9 @@ def default_ending() -> str:
 
 def check_library(path: Path) -> None:
     """Raise EnvironmentProblem if an archive with this name needs zstandard, which is not installed."""
-    if path.name.endswith(ZSTD) and find_spec("zstandard") is None:
+    if not path.name.endswith(GZIP) and find_spec("zstandard") is None:
         do = f"{pip_install('export')}, or create the archive with a name that ends in {GZIP}"
-        raise EnvironmentProblem(f"archives that end in {ZSTD} need zstandard, which is not installed", do=do)
+        raise EnvironmentProblem(f"an archive that is not {GZIP} needs zstandard, which is not installed", do=do)
 
 
 def unpack_archive(path: Path, into: Path) -> Manifest:

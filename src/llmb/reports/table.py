@@ -271,6 +271,8 @@ LONGEST_LABEL = 40
 """A first column up to this width is not wrapped, unless it is not a label."""
 LEAST_LAST = 16
 """The smallest readable width of a last column; names in it may be broken."""
+LEAST_MEAN = 6
+"""The smallest readable mean width of columns."""
 MOST_LINES = 10**6
 """A height that no table reaches: without a height, rich assumes 80 columns on a terminal without styles."""
 
@@ -279,7 +281,8 @@ def terminal_lines(table: Table, width: int) -> list[str]:
     """Return the table's lines of at most ``width`` columns, with title and headers in bold.
 
     First, columns are dropped until only the last column has to be wrapped. If that does not suffice, all columns are
-    wrapped between words, and columns are dropped again. If that does not suffice either, words are broken.
+    wrapped between words, and columns are dropped again. If that does not suffice either, words are broken;
+    a table with too many columns for that keeps its full width.
     """
     droppable = sorted((column for column in table.columns if column.drop), key=lambda column: column.drop)
     for is_whole, count in product((True, False), range(len(droppable) + 1)):
@@ -287,6 +290,8 @@ def terminal_lines(table: Table, width: int) -> list[str]:
         if widths := fitting_widths(part, width, is_whole=is_whole):
             break
     else:
+        if width < LEAST_MEAN * len(table.columns):
+            return [*plain_lines(table)]
         part, left_out, widths = table, [], None
     no_styles = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     colors: Literal["standard"] | None = None if no_styles else "standard"
