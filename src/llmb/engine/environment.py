@@ -74,9 +74,8 @@ def device_memory(ranks: Ranks) -> DeviceMemory | None:
 
 
 def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
-    """Return the fields of ``Environment`` for the GPUs at the end, and for the fullest GPU. A collective on GPUs.
-
-    ``memory`` is the memory of this rank's GPU after the first step.
+    """Return fields of ``Environment``: the state of all GPUs after the last step and, from ``memory``, the memory of
+    the GPU with the least free after the first step; empty on CPUs. A collective on GPUs.
     """
     found: dict[str, object] = {"gpus_at_end": _gpus_of_run(ranks).gpus or None}
     if memory:

@@ -50,7 +50,7 @@ def scheduler_of(site: Site) -> Scheduler:
 
 
 def scheduler_options() -> Mapping[str, Option]:
-    """Return the options of all schedulers by name, because the scheduler is not yet known."""
+    """Return the job options of all schedulers, by option name: commands accept them whatever the cluster uses."""
     return options_of(*(item.choices for item in all_schedulers()))
 
 

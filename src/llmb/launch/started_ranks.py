@@ -53,7 +53,7 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that a worker lacks: a prefix for keys in the store and, if the master is local, loopback."""
+    """Return the variables to add to a rank's: a prefix for torch's store and, with a local master, its interface."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"

@@ -40,7 +40,7 @@ USUAL_S: Mapping[str, float] = {"begin": 15.0, "phase": 18.0, "node": 0.1}
 
 
 class PairJob(Record):
-    """The request for a job that measures pairs."""
+    """The request for a job that measures nodes alone, in pairs, and all together."""
 
     device: Device
     nodes: int

@@ -109,8 +109,8 @@ class NetworkFacts:
         return self.nodes.setdefault(name, NodeFacts())
 
     def is_whole(self, ranks: int | None) -> bool:
-        """Return whether all ranks wrote lines: ``ranks`` of them or, if that is None, all ranks of the largest
-        communicator, which must have more ranks than there are nodes to show the number of ranks per node.
+        """Return whether NCCL's lines come from all ranks: from ``ranks`` processes or, if that is None, from each rank
+        of the largest communicator, if that has more ranks than there are nodes.
         """
         if ranks is not None:
             return sum(len(node.processes) for node in self.nodes.values()) >= ranks

@@ -133,7 +133,7 @@ def version_of(nemo: str | None) -> BridgeVersion | None:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A call of the performance script for a recipe."""
+    """How to start Megatron-Bridge's performance script for a recipe, and the versions of Megatron-Bridge that can."""
 
     entry: BridgeRecipe
     versions: tuple[BridgeVersion, ...]
