@@ -227,6 +227,17 @@ def test_a_rank_that_is_no_number_is_not_guessed(
     assert [str(rank) in note for note in timeline.notes] == ([] if rank is None else [True])
 
 
+def test_several_gpus_or_steps_are_not_counted_as_one(
+    write_trace: Callable[..., Path], span: Callable[..., dict]
+) -> None:
+    step = span("user_annotation", "ProfilerStep#1", 0, 100)
+    kernels = [span("kernel", "gemm", 10 + 50 * device, 20 + 50 * device, device=device) for device in (0, 1)]
+    with pytest.raises(UsageError, match="one process has kernels on several GPUs"):
+        read_chrome(write_trace([step, *kernels]), Rules())
+    with pytest.raises(UsageError, match="step 1 is marked several times"):
+        read_chrome(write_trace([step, kernels[0], {**step, "pid": 9}]), Rules())
+
+
 def test_odd_arguments_and_threads_of_events(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:
     step = span("user_annotation", "ProfilerStep#1", 0, 100)
     reduce = [

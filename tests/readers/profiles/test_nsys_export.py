@@ -119,6 +119,21 @@ def test_processes_of_one_report_are_told_apart(tmp_path: Path) -> None:
     assert [sum(item.calls for item in timeline.names) for timeline in timelines] == [4, 4]
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = 1 WHERE start = 50", "one process has kernels on several"),
+        ("UPDATE NVTX_EVENTS SET text = 'step 8' WHERE start = 0", "step 8 is marked several times"),
+    ],
+)
+def test_several_gpus_or_steps_are_not_counted_as_one(tmp_path: Path, change: str, problem: str) -> None:
+    path = export(tmp_path / "profile.sqlite", 1)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    with pytest.raises(UsageError, match=problem):
+        read_nsys(path, Rules())
+
+
 def test_older_exports_have_fewer_columns(tmp_path: Path) -> None:
     path = tmp_path / "old.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -168,6 +168,10 @@ class _Collected:
     """Times at which the device finished the steps of optimizers."""
     launches: Launches = field(default_factory=Launches)
     categories: set[str] = field(default_factory=set)
+    devices: set[int] = field(default_factory=set)
+    """Numbers of the GPUs on which kernels ran."""
+    repeated: int | None = None
+    """A step that is marked several times."""
     device: str | None = None
     """Name of an unknown device, from the name of a process."""
 
@@ -239,6 +243,7 @@ class _Collected:
 
     def _range(self, event: dict[str, Any], name: str, start: int, end: int) -> None:
         if step := STEP_NAME.fullmatch(name):
+            self.repeated = int(step[1]) if int(step[1]) in self.steps else self.repeated
             self.steps[int(step[1])] = (start, end)
         elif name.startswith(_OPTIMIZER) and len(self.updates) < MOST_GROUPS:
             self.updates[name[:LONGEST_NAME]].append(end)
@@ -251,6 +256,8 @@ class _Collected:
 
     def _kernel(self, name: str, args: object) -> Label:
         label = self.rules.kernel(name)
+        if isinstance(args, dict) and type(device := args.get("device")) is int:
+            self.devices.add(device)
         if label.activity is not Activity.COMMUNICATION or not isinstance(args, dict):
             return label
         kind = self.rules.collective(str(args.get("Collective name", "")))
@@ -281,6 +288,8 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
     collected = _Collected(rules)
     for event in file.events():
         collected.take(event)
+    if len(collected.devices) > 1 or collected.repeated is not None:
+        raise mixed(path, collected.repeated)
     notes = _notes_on_device(path, collected)
     if unmarked and not collected.steps and (iterations := collected.take_iterations()):
         notes.append(iterations)
@@ -303,6 +312,15 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
     steps = [TracedStep(number, *span) for number, span in collected.steps.items()]
     threads = list(collected.threads.values())
     return make_timeline(path.name, rank, "cpu", steps, threads, notes, unmarked=unmarked)
+
+
+def mixed(path: Path, step: int | None) -> UsageError:
+    """Return the error for a trace of several GPUs or, if ``step`` is not None, with several steps of that number."""
+    return UsageError(
+        "one process has kernels on several GPUs" if step is None else f"step {step} is marked several times",
+        where=str(path),
+        do="pass a trace of one rank, with one GPU and a number for each step",
+    )
 
 
 def _notes_on_device(path: Path, collected: _Collected) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 from llmb.base.errors import UsageError
 from llmb.base.shown_text import counted
-from llmb.readers.profiles.chrome import STEP_NAME, device_steps, rank_in_name
+from llmb.readers.profiles.chrome import STEP_NAME, device_steps, mixed, rank_in_name
 from llmb.readers.profiles.classify import CUDA_GRAPH, MEMORY_COPY, Rules
 from llmb.readers.profiles.timeline import EVER, LAST_NS, LAUNCH_NAME, Launches, Recorder, Timeline, make_timeline
 
@@ -112,6 +112,12 @@ class _Export:
         found = self.connection.execute(query).fetchone() if self.has(GPUS, "id", "name") else None
         return found[0] if found and isinstance(found[0], str) else None
 
+    def has_several_gpus(self) -> bool:
+        """Return whether kernels of one process ran on several GPUs."""
+        process = "globalPid" if self.has(KERNELS, "globalPid") else "NULL"
+        query = f"SELECT 1 FROM {KERNELS} GROUP BY {process} HAVING COUNT(DISTINCT deviceId) > 1"  # noqa: S608
+        return self.has(KERNELS, "deviceId") and self.connection.execute(query).fetchone() is not None
+
     def activities(self, table: str, name: str) -> Iterator[Row]:
         """Yield the start, end, process and ``name`` of each row of a table of GPU activities."""
         if not self.has(table, "start", "end"):
@@ -164,6 +170,8 @@ class _Export:
 def _timelines(export: _Export, rules: Rules, *, unmarked: bool) -> Iterator[Timeline]:
     if not export.columns(STRINGS) or not (export.columns(KERNELS) or export.columns(GRAPHS)):
         raise _unreadable(export.path, f"has no GPU kernels (table {KERNELS})")
+    if export.has_several_gpus():
+        raise mixed(export.path, None)
     processes = {process: _Process() for process in export.processes()}
     _add_activities(export, processes, rules)
     _add_steps(export, processes)
@@ -204,6 +212,8 @@ def _add_steps(export: _Export, processes: dict[int | None, _Process]) -> None:
         process = _own(processes, thread & NO_THREAD if isinstance(thread, int) else None)
         if not match or not process:
             continue
+        if int(match[1]) in process.host:
+            raise mixed(export.path, int(match[1]))
         if _is_time(start) and _is_time(end) and start <= end:
             process.host[int(match[1])] = (start, end)
         else:
