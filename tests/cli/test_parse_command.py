@@ -29,7 +29,7 @@ OWN_COLUMNS = (
 )
 GROUP_COLUMNS = (
     "workload,size,dtype,gpu_type,gpus,layout,program,identity,runs,time_median_seconds,time_mean_seconds,"
-    "time_std_dev_seconds,spread_pct,mfu_pct,differs"
+    "time_std_dev_seconds,spread_pct,mfu_pct,mfu_convention,differs"
 )
 SCALING_COLUMNS = (
     "recipe,gpu_type,program,scaling,gpus,layout,gbs,runs,time_median_seconds,efficiency_pct,days_per_1t_tokens,"
@@ -337,6 +337,16 @@ def test_repeats_together(scales):
     assert ",".join(rows[0]) == GROUP_COLUMNS
     assert [row["runs"] for row in rows] == ["3", "1"]
     assert {row["workload"] for row in rows} == {"pretrain_llama3.1"}
+
+
+def test_the_mfu_of_repeats_is_that_of_their_median(scales):
+    next(scales.glob("*_13_0.out")).unlink()
+    document = parse_json(scales, "--group", "--gpu-type", "h100")
+    group, run = document["groups"][0], document["results"][0]
+    work = run["mfu_pct"]["published"] * run["step_time_s"]["mean"]
+    assert group["mfu_pct"] * group["median_s"] == pytest.approx(work) and len(group["runs"]) == 2
+    assert group["mfu_convention"] == "published"
+    assert "MFU: FLOPs counted by the convention published" in parse(scales, "--group", "--gpu-type", "h100").stdout
 
 
 def test_scaling_beside_the_published_figures(scales):

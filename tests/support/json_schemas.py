@@ -112,6 +112,7 @@ class ParsedGroup(TypedDict):
     std_s: float | None
     spread_pct: float | None
     mfu_pct: float | None
+    mfu_convention: str | None
 
 
 class ParsedScale(TypedDict):

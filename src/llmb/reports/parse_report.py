@@ -75,6 +75,11 @@ def one_mfu(run: AnalyzedRun) -> tuple[float, str] | tuple[None, None]:
     return None, None
 
 
+def _conventions_notes(runs: Iterable[AnalyzedRun]) -> list[str]:
+    conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
+    return [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
+
+
 def date_of(run: AnalyzedRun) -> str | None:
     """Format the start of a run in UTC, to the second; None if it is unknown."""
     return None if run.started_s is None else datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds")
@@ -186,8 +191,7 @@ def _measured_table(report: ParseReport, runs: Sequence[AnalyzedRun], *, wide: b
     jobs = found if len({*found.values()}) == len(found) else {}
     ids = {run.log_path: jobs.get(run.log_path, run.id) for run in runs}
     columns = _wide_columns(report) if wide else _columns(report, ids)
-    conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
-    notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
+    notes = _conventions_notes(runs)
     assumed = sum(run.layout_source == "recipe" for run in runs)
     notes += [f"layout of {assumed} of these logs: not reported, that of the recipe is assumed"] if assumed else []
     coarse = sum(run.outcome.clock_error_s is not None for run in runs)
@@ -329,10 +333,12 @@ def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the 
     return "form of the name" if run.configuration.get(INFERRED_RELEASE) else "path"
 
 
-def _median_mfu(group: "RunGroup") -> float | None:
-    """Return the MFU of the run with the median or upper median of the mean step times; None if unknown."""
-    by_mean = sorted(group.runs, key=lambda run: VALUES["time_mean_seconds"](run) or 0.0)
-    return one_mfu(by_mean[len(by_mean) // 2])[0]
+def _group_mfu(group: "RunGroup") -> tuple[float, str] | tuple[None, None]:
+    """Return the MFU at the median of the mean step times, and its convention; None for both if unknown."""
+    mfu, convention = one_mfu(group.first)
+    if mfu is None or convention is None or group.first.step_time_s is None:
+        return None, None
+    return mfu * group.first.step_time_s.mean / group.run_means_s.median, convention
 
 
 GROUP_COLUMNS: "Sequence[Column[RunGroup]]" = (
@@ -342,7 +348,8 @@ GROUP_COLUMNS: "Sequence[Column[RunGroup]]" = (
     Column("runs", lambda group: len(group.runs)),
     *texts("time_median_seconds: run_means_s.median", "time_mean_seconds: run_means_s.mean"),
     *texts("time_std_dev_seconds: run_means_s.std", "spread_pct"),
-    Column("mfu_pct", _median_mfu),
+    Column("mfu_pct", lambda group: _group_mfu(group)[0]),
+    Column("mfu_convention", lambda group: _group_mfu(group)[1]),
     Column("differs", lambda group: "; ".join(group.differs)),
 )
 """The columns of groups in CSV."""
@@ -362,14 +369,15 @@ def groups_table(report: ParseReport, groups: "Sequence[RunGroup]") -> Table:
         Column("layout", lambda group: group.first.layout_text or None),
         *texts("n: runs", form=_count, right=True),
         *numbers("median (s): run_means_s.median", "spread (%): spread_pct"),
-        Column("MFU (%)", _median_mfu, number),
+        Column("MFU (%)", lambda group: _group_mfu(group)[0], number),
         *texts("differs in: differs", form=_differs, optional=True),
     ]
     left_out = len(report.runs) - sum(len(group.runs) for group in groups)
     caption = "median of the runs' means; spread from the fastest to the slowest run, in percent of the median"
+    notes = [caption, *_conventions_notes(group.first for group in groups)]
     if left_out:
-        caption += f"\nleft out: {left_out} of {len(report.runs)} files, without success; omit --group to list them"
-    return table_of(f"Repeats, window {report.rule}", groups, columns, caption=caption)
+        notes.append(f"left out: {left_out} of {len(report.runs)} files, without success; omit --group to list them")
+    return table_of(f"Repeats, window {report.rule}", groups, columns, caption=notes)
 
 
 def _differs(keys: Iterable[str] | None) -> str:
@@ -388,7 +396,7 @@ def groups_document(groups: "Iterable[RunGroup]") -> list[dict[str, Any]]:
             "runs": [run.id for run in group.runs],
             "run_means_s": [VALUES["time_mean_seconds"](run) for run in group.runs],
             **fields_of(group, "median_s: run_means_s.median", "std_s: run_means_s.std", "spread_pct"),
-            "mfu_pct": _median_mfu(group),
+            **dict(zip(("mfu_pct", "mfu_convention"), _group_mfu(group), strict=True)),
         }
         for group in groups
     ]
