@@ -95,6 +95,7 @@ def _test_table(test: TestTable) -> Table:
     notes = [f"Left: out of place, right: in place. Average bus bandwidth: {printable(average)} GB/s."]
     notes += [f"Wrong results in {counted(_wrong_rows(test), 'row')}."] if _wrong_rows(test) else []
     notes += ["Times and bandwidths are of the host, not of the GPU."] if test.is_of_cpu_time else []
+    notes += [f"Contradiction: {test.contradiction}."] if test.contradiction else []
     title = f"{test.name or 'nccl-tests'}{ranks}, {test.source}"
     return table_of(title, test.rows, columns, caption=" ".join(notes))
 
@@ -119,6 +120,7 @@ def _comparison(tests: Sequence[TestTable], place: str) -> Table:
     notes = [f"Average bus bandwidth, GB/s: {averages}."]
     if wrong:
         notes.append(f"Wrong results in {', '.join(wrong)}.")
+    notes += (f"Contradiction in {one.source}: {one.contradiction}." for one in tests if one.contradiction)
     if len({test.ranks for test in tests} - {None}) > 1:
         notes.append(f"Ranks: {', '.join(f'{test.source} {number(test.ranks)}' for test in tests)}.")
     return rows_table(title, ("bytes", "type", "redop", *right[1:]), rows, right=right, caption=" ".join(notes))

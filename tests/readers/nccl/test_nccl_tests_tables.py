@@ -10,6 +10,7 @@ import pytest
 
 from llmb.base.errors import UsageError
 from llmb.readers.nccl.nccl_tests import Bandwidth, TestTable, read_test_tables, same_tests
+from llmb.reports.trace_report import nccl_tables
 
 START = """# nccl-tests version 2.19.6 nccl-headers=22905 nccl-library=22905
 # Collective test starting: {name}
@@ -53,6 +54,24 @@ def test_columns_are_read_by_their_headers(tmp_path: Path) -> None:
     assert first.out_of_place == Bandwidth(18.46, 0.06, 0.08, 0)
     assert first.in_place == Bandwidth(18.56, 0.06, 0.09, 0)
     assert last.in_place == Bandwidth(2138.1, 62.78, 125.56, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("", "", None),
+        ("62.56", "6.25", "134,217,728 bytes in 2145.3 us are 62.56 GB/s, not 6.25"),
+        ("2138.1", "2.1381", "134,217,728 bytes in 2.1381 us are 6.277e+04 GB/s, not 62.78"),
+        (": 62.7", ": 125.3", "the average of the rows is 62.71 GB/s, not 125.3"),
+    ],
+)
+def test_figures_that_contradict_each_other_are_named(
+    tmp_path: Path, before: str, after: str, problem: str | None
+) -> None:
+    (table,) = tables(tmp_path, TABLE.replace(before, after) if before else TABLE)
+    assert table.contradiction == problem
+    shown = "".join(table.caption or "" for table in nccl_tables(None, [table]))
+    assert ("Contradiction" in shown, (problem or "") in shown) == (problem is not None, True)
 
 
 def test_several_tests_in_one_output_are_several_tables(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import BinaryIO, cast
 
 from pydantic import BaseModel, ValidationError
@@ -90,6 +91,8 @@ class TestTable:
     rows: tuple[TestRow, ...]
     average_bus_gb_s: float | None = None
     not_finite: dict[str, str] = field(default_factory=dict)
+    contradiction: str | None = None
+    """Figures of the table that contradict each other, as in a file with the output of two tests."""
 
     @property
     def ways(self) -> Iterator[Bandwidth]:
@@ -118,15 +121,31 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
     with open_file(path) as stream:
         try:
             if is_test_json(head := stream.read(HEAD_BYTES)):
-                return [_json_table(source or path.name, head + stream.read(MOST_JSON_BYTES), str(path))]
+                return [_checked(_json_table(source or path.name, head + stream.read(MOST_JSON_BYTES), str(path)))]
             stream.seek(0)
             if not _has_header(stream):
                 return []
             stream.seek(0)
             with io.TextIOWrapper(io.BufferedReader(cast(io.RawIOBase, stream)), "utf-8", "replace") as text:
-                return list(_tables(source or path.name, iter(lambda: text.readline(LONGEST_LINE), "")))
+                return list(map(_checked, _tables(source or path.name, iter(lambda: text.readline(LONGEST_LINE), ""))))
         except OSError as error:
             raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _checked(table: TestTable) -> TestTable:
+    """Return the table, with its first contradiction. ``hypercube_perf`` counts fewer bytes than it prints."""
+    average, buses = table.average_bus_gb_s, [way.bus_gb_s for way in table.ways if way.bus_gb_s is not None]
+    problems = (
+        f"{row.size_bytes:,} bytes in {time_us:g} us are {rate:.4g} GB/s, not {way.algorithm_gb_s:g}"
+        for row in table.rows
+        for way in filter(None, (row.out_of_place, row.in_place))
+        if way.algorithm_gb_s is not None and (time_us := way.time_us or way.cpu_time_us)
+        if not (rate := row.size_bytes / time_us / 1000) / 2.2 < way.algorithm_gb_s + 0.01 < 1.1 * rate + 0.03
+    )
+    problem = next(problems, None)
+    if not problem and buses and average and abs(average - fmean(buses)) > 0.1 * average + 0.01:
+        problem = f"the average of the rows is {fmean(buses):.4g} GB/s, not {average:g}"
+    return replace(table, contradiction=problem)
 
 
 def _has_header(stream: BinaryIO) -> bool:
