@@ -233,7 +233,7 @@ def test_a_misspelled_gpu_type_is_named_with_its_key(llmb: Run, key: str) -> Non
     done = llmb("submit", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "512", "--gpu-type", "h100", "--dry-run")
     assert done.returncode == 2
     assert "unknown GPU type 'b20'; did you mean 'b200'?" in done.stderr
-    assert f"correct '{key}'; see 'llmb config show'" in done.stderr
+    assert f"run 'llmb config set {key} TYPE'" in done.stderr
 
 
 def test_variables_of_an_unknown_workload_are_reported(llmb: Run) -> None:

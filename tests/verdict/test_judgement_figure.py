@@ -104,7 +104,7 @@ def test_other_work_makes_a_verdict_soft_and_is_named() -> None:
     found = judge_against_figure([busy], EXPECTED, (), TOLERANCE)
     assert (found.verdict, found.soft) == ("regressed", True)
     assert found.conditions[0].own == "other processes used 3.1 of 8 cores"
-    assert "; beside yours: other processes used 3.1 of 8 cores" in found.sentence
+    assert "; during yours: other processes used 3.1 of 8 cores" in found.sentence
     several = [run_with_times(around(12.0), faults={"unlike_nodes": (name,)}) for name in "abc"]
     found = judge_against_figure(several, EXPECTED, (), TOLERANCE)
     assert found.conditions[0].own == "a | b | c"

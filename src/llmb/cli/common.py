@@ -74,7 +74,7 @@ def print_message(text: str) -> None:
 
 
 def _wrapped(line: str, width: int) -> str:
-    if len(line) <= width or "'llmb " in line:
+    if len(line) <= width or re.search(r"('|^\s+)llmb ", line):
         return line
     label = re.match(r"\s*(\w+:|-)\s+", line)
     indent = " " * (label.end() if label else 0)

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from llmb.base.shown_text import counted
 from llmb.catalogue.layout_check import stage_layers
 from llmb.catalogue.records import PARALLEL, unspecified_text
 from llmb.catalogue.throughput import checkpoint_bytes
@@ -101,7 +102,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
             *_layout_facts(plan),
             ("data parallel", f"{sharing}: ranks shard {shared[sharing]}{kept}"),
             ("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}{synced}"),
-            ("model", f"{plan.recipe.layout.layers} layers{proxy}"),
+            ("model", f"{counted(plan.recipe.layout.layers, 'layer')}{proxy}"),
             ("trained", trained_text(plan.recipe.model, plan.lora) if plan.lora else None),
             ("memory", about),
             ("predicted", predicted_text(plan.predicted) if plan.predicted else None),

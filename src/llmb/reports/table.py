@@ -292,7 +292,6 @@ def terminal_lines(table: Table, width: int) -> list[str]:
     else:
         if width < LEAST_MEAN * len(table.columns):
             return [*plain_lines(table)]
-        part, left_out, widths = table, [], None
     no_styles = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     colors: Literal["standard"] | None = None if no_styles else "standard"
     console = Console(width=width, height=MOST_LINES, force_terminal=True, color_system=colors)

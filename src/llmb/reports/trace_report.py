@@ -226,7 +226,8 @@ def _steps_table(summary: TraceSummary) -> Table:
         *numbers("step: 1.step", form=str),
         *numbers("ms: 1.duration_s", form=_ms),
         *numbers(*(f"{name} %: 2.{part}" for part, name in parts.items()), form=lambda share: f"{100 * share:.1f}"),
-        *numbers("hidden communication ms: 1.communication_hidden_s", "longest idle ms: 1.idle_longest_s", form=_ms),
+        *numbers("hidden communication ms: 1.communication_hidden_s", form=_ms, drop=2),
+        *numbers("longest idle ms: 1.idle_longest_s", form=_ms, drop=1),
     ]
     notes = [f"{printable(rank.label)}: {printable(note)}." for rank in summary.ranks for note in rank.notes]
     more = len(notes) - MOST_NOTES

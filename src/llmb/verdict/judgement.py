@@ -84,7 +84,7 @@ TOLERATED: dict[VerdictName, str] = {
 }
 
 SPOILED = {
-    OTHER_WORK: "beside",
+    OTHER_WORK: "during",
     UNLIKE_NODES: "nodes unlike each other in",
     ERROR_AT_END: "an error after the last step of",
 }
@@ -209,7 +209,7 @@ def _spoiled(title: str, condition: Condition, reference: str) -> str:
     """Describe the run's fault or, if it has none, the reference's; the table of conditions has all texts."""
     if not condition.own:
         return f"{title} {reference}: {_of_one(condition.reference or '')}"
-    both = f", and likewise {reference}" if condition.reference else ""
+    both = f" and {reference}" if condition.reference else ""
     return f"{title} yours{both}: {_of_one(condition.own)}"
 
 

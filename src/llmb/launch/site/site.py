@@ -71,7 +71,7 @@ def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
     types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
         if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:
-            raise unknown("GPU type", value, types, do=f"correct '{'.'.join(keys)}'; see 'llmb config show'")
+            raise unknown("GPU type", value, types, do=f"run 'llmb config set {'.'.join(keys)} TYPE'")
 
 
 def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[str]:

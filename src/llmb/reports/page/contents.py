@@ -290,6 +290,8 @@ def _advice(judged: Judged, shown: AnalyzedRun, against: str | None) -> Iterator
         return
     others = f" --against {shlex.quote(against)}" if against else ""
     name = shown.id if shown.record else shlex.quote(str(shown.path))
+    if len(judged.runs) > 1 and {run.label for run in judged.runs} == {shown.label} != {None}:
+        name = shlex.quote(str(shown.label))
     if verdict.verdict == "invalid":
         yield _look_at(shown)
     elif verdict.verdict == "inconclusive" and (again := list(_more_runs(judged, shown))):
