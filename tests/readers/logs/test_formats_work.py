@@ -104,6 +104,18 @@ def test_runs_that_log_to_one_file_are_no_measurement() -> None:
     assert (found.status, found.reason, alike.status) == ("invalid", reason, "success")
 
 
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("  fp8 ............ hybrid\n  fp8_recipe ..... delayed\n", "fp8"),
+        ("fp8: e4m3\nfp8_recipe: mxfp8\n", "mxfp8"),
+        ("  fp8 ............ None\n  fp8_recipe ..... delayed\n", None),
+    ],
+)
+def test_arguments_name_fp8(text: str, dtype: str | None) -> None:
+    assert configuration_of((arguments(8) + text).encode(), None).get("dtype") == dtype
+
+
 def test_a_batch_that_grows_in_the_window_is_no_measurement() -> None:
     def samples(n: int) -> int:
         return 64 * n if n < 40 else 64 * 39 + 128 * (n - 39)
@@ -257,6 +269,7 @@ def test_an_evaluation_behind_every_line_is_no_contradiction(between: str) -> No
             "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n  MIG 3g.40gb     Device  0: (UUID: M)",
             "NVIDIA H100 80GB HBM3 MIG",
         ),
+        ("GPU 0: NVIDIA H100 80GB HBM3\nGPU 1: NVIDIA A100-SXM4-80GB", "a100 and h100"),
         ("NVIDIA H20", "NVIDIA H20"),
         ("NVIDIA GH200 480GB", "NVIDIA GH200 480GB"),
         # Any variant may be meant.

@@ -35,6 +35,8 @@ _ARGUMENTS = {
 }
 """Arguments of Megatron and derived programs, as printed when a run starts."""
 _ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
+_FP8 = re.compile(rb"(?<!\w)fp8 ?(?:[:=]|\.{2,60}) ?['\"]?(?:e4m3|hybrid)(?!\w)")
+_MXFP8 = re.compile(rb"(?<!\w)fp8_recipe ?(?:[:=]|\.{2,60}) ?['\"]?mxfp8(?!\w)")
 _ARGUMENTS_SIGN, _PARAMETER_SIGN, _GPU_SIGN = b"parallel_size", b"Config param ", b"NVIDIA "
 """Strings that occur wherever the patterns match; searching for a string takes a tenth of the time."""
 _PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
@@ -117,8 +119,11 @@ def _from_head(head: bytes) -> dict[str, Value]:
             values["workload"] = value.decode("utf-8", "replace")
         elif value.isdigit():
             values["layout.seq_len"] = int(value)
-    if _GPU_SIGN in head and (gpu := _GPU.search(head)) and (kind := _gpu_type(gpu, head)):
-        values["gpu_type"] = kind
+    if _ARGUMENTS_SIGN in head and _FP8.search(head):
+        values["dtype"] = "mxfp8" if _MXFP8.search(head) else "fp8"
+    gpus = {gpu[0]: gpu for gpu in _GPU.finditer(head)} if _GPU_SIGN in head else {}
+    if kinds := {kind for gpu in gpus.values() if (kind := _gpu_type(gpu, head))}:
+        values["gpu_type"] = " and ".join(sorted(kinds))
     return values
 
 
