@@ -448,7 +448,7 @@ def plan_with(
     searched = {name for name in WITH_DEFAULTS if name not in explicit}
     constraints = {**sizes, **{name: ways[name] for name in ways if ways[name] is not None and name not in searched}}
     predicted = _predictor(catalogue, basis, start, find, searches=True)
-    on_message(f"searching the layouts of {recipe.title()}, which can take half a minute")
+    on_message(f"searching the layouts of {recipe.title()}, which can take minutes")
     own = predict_recipe(recipe, choices, predicted)
     found = with_recipe(search_for(wanted.goal, start, predicted, constraints), own, constraints)
     layouts = found.fitting[: wanted.top]

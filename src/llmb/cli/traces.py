@@ -10,6 +10,7 @@ import typer
 
 from llmb.base.errors import UsageError
 from llmb.cli.common import Json
+from llmb.cli.progress import PhaseProgress
 from llmb.cli.root import run_paths, write_named
 from llmb.readers.nccl.nccl_log import EXPECTED, describe_unread, find_nccl_files, read_lines, read_nccl_logs
 from llmb.readers.nccl.nccl_network import read_network, source_of
@@ -25,9 +26,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def trace(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Traces, or profiled runs by folder, id or label.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces, or runs by folder, id or label.")],
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Also draw the steps to this SVG file.")
     ] = None,
@@ -47,7 +46,8 @@ def trace(
 
     - `llmb trace profile_0.sqlite profile_1.sqlite --json`
     """
-    summary = summarize(read_traces(find_traces(run_paths(paths)), unmarked=True))
+    with PhaseProgress("reading"):
+        summary = summarize(read_traces(find_traces(run_paths(paths)), unmarked=True))
     if picture:
         write_named(picture, trace_picture(summary), "--picture")
         sys.stderr.write(f"drawn in {picture}\n")
@@ -56,7 +56,7 @@ def trace(
 
 @app.command()
 def nccl(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs of NCCL or nccl-tests, or run folders.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs of NCCL or nccl-tests, or runs.")],
     json: Json = False,
 ) -> None:
     """Show the network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
@@ -74,7 +74,7 @@ def nccl(
 
     - `llmb nccl all_reduce_before.txt all_reduce_after.txt`
     """
-    files = find_nccl_files(paths)
+    files = find_nccl_files(run_paths(paths))
     names = Counter(path.name for path in files)
     tests = [
         table

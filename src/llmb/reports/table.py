@@ -271,7 +271,7 @@ LONGEST_LABEL = 40
 """A first column up to this width is not wrapped, unless it is not a label."""
 LEAST_LAST = 16
 """The smallest readable width of a last column; names in it may be broken."""
-LEAST_MEAN = 6
+LEAST_MEAN = 8
 """The smallest readable mean width of columns."""
 MOST_LINES = 10**6
 """A height that no table reaches: without a height, rich assumes 80 columns on a terminal without styles."""
@@ -290,7 +290,7 @@ def terminal_lines(table: Table, width: int) -> list[str]:
         if widths := fitting_widths(part, width, is_whole=is_whole):
             break
     else:
-        if width < LEAST_MEAN * len(table.columns):
+        if width < LEAST_MEAN * len(part.columns):
             return [*plain_lines(table)]
     no_styles = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     colors: Literal["standard"] | None = None if no_styles else "standard"
