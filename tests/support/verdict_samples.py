@@ -14,7 +14,12 @@ from llmb.verdict.judgement import without_reference
 
 
 def run_with_times(times_s: Sequence[float], flaw: str | None = None, **fields: Any) -> AnalyzedRun:
-    known = {"id": "1", "path": Path("run"), "identity": RunIdentity(configuration={}), "status": "success"}
+    known = {
+        "id": "1",
+        "path": Path("run"),
+        "identity": RunIdentity(configuration={"layout.gpus": 8}),
+        "status": "success",
+    }
     return AnalyzedRun(**known, reason=flaw, step_time_s=describe(times_s) if times_s else None, **fields)
 
 

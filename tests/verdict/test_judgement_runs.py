@@ -8,6 +8,7 @@ from recorded_runs import times_around
 from verdict_samples import run_with_times
 
 from llmb.runs.analyzed_run import AnalyzedRun
+from llmb.runs.conditions import RunIdentity
 from llmb.runs.result import Reference, Verdict
 from llmb.verdict.group_difference import SINGLE_RUNS
 from llmb.verdict.judgement import Tolerance, default_tolerance, judge_against_runs
@@ -44,6 +45,12 @@ def test_the_default_tolerance_depends_on_the_nodes() -> None:
     assert {one.key: one.effect for one in other.conditions} == {"nodes": "weakens"}
     assert other.soft
     assert judged(group(10.0), group(10.0), Tolerance(7.0, "--tolerance")).tolerance_pct == 7.0
+
+
+def test_runs_on_an_unknown_number_of_gpus_allow_only_a_soft_verdict() -> None:
+    sides = [[replace(one, identity=RunIdentity(configuration={})) for one in group(mean_s)] for mean_s in (10.0, 5.0)]
+    found = judged(*sides)
+    assert (found.verdict, found.soft, found.reason) == ("regressed", True, "neither side reports its number of GPUs")
 
 
 def test_single_runs_allow_only_a_soft_verdict() -> None:

@@ -13,7 +13,7 @@ from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, exclusion_r
 from llmb.runs.conditions import Difference, Value, definite_differences, differences, rule_of, title_of, together
 from llmb.runs.result import BETTER, CHANGED_COPY, WORST, VerdictName
 from llmb.verdict.group_difference import RunMean, decide, group_difference
-from llmb.verdict.judgement import Tolerance, default_tolerance
+from llmb.verdict.judgement import Tolerance, default_tolerance, unknown_scale
 from llmb.verdict.match_runs import (
     Configuration,
     Earlier,
@@ -60,7 +60,8 @@ class Row(Record):
     """Number of earlier runs that ``noise_pct`` is estimated from, if each side has a single run."""
     verdict: VerdictName
     soft: bool
-    """True if the spread between repeats is unknown, or if a run had a fault, such as other work on the machine."""
+    """True if the spread between repeats or the number of GPUs is unknown, or if a run had a fault, such as other work
+    on the machine."""
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
@@ -193,7 +194,8 @@ def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName
 
 
 def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> Row:
-    before, after, disturbed = pair.before, pair.after, tuple(_disturbed(pair))
+    before, after = pair.before, pair.after
+    disturbed = (*_disturbed(pair), *filter(None, (unknown_scale((*before.runs, *after.runs)),)))
     works = _works(before.configuration, after.configuration)
     changed = differences(before.configuration, after.configuration)
     obstacle = _obstacle(changed, works)

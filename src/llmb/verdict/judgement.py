@@ -399,7 +399,13 @@ def judge_against_runs(
         flaws = dict.fromkeys(filter(None, map(flaw_of, runs)))
         return judgement(Verdict(verdict="invalid", soft=False, reason="; ".join(flaws)), reference, conditions, limit)
     difference = group_difference(means_of(baseline), means_of(valid), known)
-    return judgement(_finding_against_runs(difference, limit), reference, conditions, limit)
+    finding = _finding_against_runs(difference, limit, unknown_scale((*valid, *baseline)))
+    return judgement(finding, reference, conditions, limit)
+
+
+def unknown_scale(runs: Iterable[AnalyzedRun]) -> str | None:
+    """Return why a comparison of ``runs`` is soft if none reports its number of GPUs; None if one does."""
+    return None if any(run.gpus for run in runs) else "neither side reports its number of GPUs"
 
 
 def _disturbances(runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun] = ()) -> Iterator[Condition]:
@@ -412,18 +418,18 @@ def _side(runs: Sequence[AnalyzedRun]) -> dict[str, str]:
     return merged(map(stated_conditions, runs)) | ({"nodes": ", ".join(nodes)} if nodes else {})
 
 
-def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance) -> Verdict:
+def _finding_against_runs(difference: GroupDifference, tolerance: Tolerance, doubt: str | None) -> Verdict:
     decision = decide(difference, tolerance.pct)
     interval, smallest = difference.ci95_pct, difference.smallest_visible_change_pct
     why = NO_INTERVAL if interval is None or smallest is None else unseen(interval, smallest, tolerance.pct)
-    notes = [why, spread_note(difference) if why != NO_INTERVAL else None, difference.node_effect]
+    notes = [why, spread_note(difference) if why != NO_INTERVAL else None, difference.node_effect, doubt]
     undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
     return Verdict(
         verdict=decision.verdict,
         delta_pct=difference.delta_pct,
         ci95_pct=difference.ci95_pct,
         smallest_visible_change_pct=difference.smallest_visible_change_pct,
-        soft=difference.noise_pct is None,
+        soft=difference.noise_pct is None or doubt is not None,
         more_runs=decision.more_runs,
         reason="; ".join(filter(None, notes)) or (undecided if decision.verdict == "inconclusive" else None),
     )
