@@ -76,7 +76,7 @@ def print_message(text: str) -> None:
 def _wrapped(line: str, width: int) -> str:
     if len(line) <= width or re.search(r"('|^\s+)llmb ", line):
         return line
-    label = re.match(r"\s*(\w+:|-)\s+", line)
+    label = re.match(r"\s*((\w+:|-)\s+)?", line)
     indent = " " * (label.end() if label else 0)
     return fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
