@@ -230,9 +230,7 @@ def test_options_leave_some_of_a_file(
 
 
 @pytest.mark.parametrize("options", [(), ("-s", "15b", "--profile"), ("--repeats", "2", "-w", "pretrain_llama3.1")])
-def test_submit_takes_a_file_as_the_documents_command_does(
-    environ: dict[str, str], file: Path, options: tuple[str, ...]
-) -> None:
+def test_submit_takes_a_file_as_documented(environ: dict[str, str], file: Path, options: tuple[str, ...]) -> None:
     """In 25.12 ``llmb-run submit -f FILE`` has taken the place of ``bulk``."""
     commands = (("submit", "-f", str(file)), ("bulk", str(file)))
     ours, theirs = (shown(command, environ, *words, *options) for command, *words in commands)

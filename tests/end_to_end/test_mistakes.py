@@ -44,6 +44,7 @@ MISTAKES = [
     (f"show {RECIPE} --scale 12", 2, "has no layout for 12 GPUs"),
     (f"{TINY} --steps 0", 2, "--steps is 0; it must be at least 1"),
     (f"{TINY} --recompute some", 2, "--recompute is 'some'; it must be none or selective or full"),
+    ("parse --format bad", 2, "--format is 'bad'; it must be one of 'table', 'csv', 'json'\n"),
     (f"{TINY} --label a..b", 2, "without '..'"),
     (f"metrics {RECIPE} --step-time nan", 2, "it must be above 1e-09"),
     ("jobs list --since yesterday", 2, "yesterday"),

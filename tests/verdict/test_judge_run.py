@@ -184,11 +184,12 @@ def test_measured_runs_become_expectations(judge: Judge, tmp_path: Path) -> None
     assert "dtype bf16, not fp8" in other["reason"]
     with pytest.raises(UsageError, match="already exists"):
         judge(before, "--write-expectations", file)
+    last = str(runs(tmp_path / "last", 12.3, window="49-49"))
+    CliRunner().invoke(app, ["judge", last, "--write-expectations", f"{file}2"])
+    assert not judge(Path(last), "--expect", f"{file}2")[0]["conditions"]
 
 
-def test_without_a_published_figure_other_references_serve(
-    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
-) -> None:
+def test_without_a_figure_other_references_serve(judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
     record = queued_record(tiny_plan(), ())
     for folder in (tmp_path / "before", tmp_path / "tiny"):
         for mean_s in (0.499, 0.5, 0.501):

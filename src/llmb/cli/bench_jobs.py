@@ -303,8 +303,6 @@ Names = Annotated[
 Pairwise = Annotated[
     bool, typer.Option("--pairwise", help="Find bad nodes: measure each node of a job alone and in pairs.")
 ]
-
-
 Experts = Annotated[
     bool,
     typer.Option(
@@ -400,7 +398,9 @@ def _of_experts(
 
 def _check_ranks(sweep: CollectiveRequest, ranks: int) -> None:
     if ranks < LEAST_RANKS:
-        raise UsageError("collectives need at least two ranks", do="pass --nodes 2, or --ranks 2 with --device cpu")
+        raise UsageError(
+            "collectives need at least two ranks", do="pass --nodes 2, or --ranks 2; on one GPU, also --device cpu"
+        )
     if sweep.ranks not in (None, ranks):
         what = f"the recipe exchanges tokens over EP {sweep.ranks}, but {ranks} ranks would measure"
         raise UsageError(what, do=f"pass --ranks and --nodes for {sweep.ranks} ranks, or --ep {ranks}")

@@ -40,7 +40,7 @@ Processes = Annotated[
     typer.Option("--processes", min=1, help="Number of processes, of about 1 GB each. Default: one per core, up to 8."),
 ]
 MaxFileSize = Annotated[
-    str, typer.Option("--max-file-size", help="Maximum size of each file of the checkpoint, such as 500MB.")
+    str, typer.Option("--max-file-size", help="Maximum size of the weights in each file, such as 500MB.")
 ]
 
 
@@ -72,7 +72,7 @@ def export_(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New folder for the model or adapters.")],
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option("--dtype", help="Dtype of exported full weights.")] = "fp32",
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", help="Maximum size of each safetensors file, such as 500MB.")
+        str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB; a tensor is not split.")
     ] = "5GB",
     merge: Annotated[
         bool, typer.Option("--merge", help="Export the full model, with the adapters merged into the base.")

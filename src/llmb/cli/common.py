@@ -162,8 +162,7 @@ def _common(
 def _result_in(path: Path) -> Iterator[None]:
     """Redirect standard output to ``path``, which is replaced at the end of the command if there is any output.
 
-    Links are followed; devices and pipes are not replaced. Raise EnvironmentProblem if ``path`` cannot be written,
-    before the command runs if possible.
+    Links are followed; devices and pipes are not replaced. Raise EnvironmentProblem if ``path`` cannot be written.
     """
     from llmb.runs.folder import write_atomically  # the help of a command must not load it
 
@@ -248,6 +247,7 @@ def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the clas
         what = error.format_message().removesuffix(".").replace("Value error, ", "")
         for problem in getattr(error.__cause__, "errors", list)():  # pydantic's, without the value
             must = problem["msg"].partition(", unable")[0].removeprefix("Input should ").replace("a valid", "a")
+            must = re.sub(r"Value error, .* is not one of (.*)\.", r"be one of \1", must)
             what = f"{error.param.opts[-1]} is '{problem['input']}'; it must {must.replace('integer', 'whole number')}"
         if what.startswith("No such command"):  # typer suggests 'list' for 'bisect'
             return unknown("command", what.split("'")[1], error.ctx.command.list_commands(error.ctx))

@@ -30,8 +30,6 @@ FOLDER = Path(__file__).parents[1] / "docs"
 _TASK = re.compile(r"^## (.*)$((?:.|\n(?!## ))*)", re.MULTILINE)
 _LISTED = re.compile(r"^- \[.*?\]\((.*?)\):((?:.|\n(?!-|\n))*)", re.MULTILINE)
 """An entry in the list of pages: the file and the subject."""
-
-
 MOST_PAGES = 8
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -40,8 +40,6 @@ from llmb.runs.analyzed_run import AnalyzedRun, needs_catalogue
 from llmb.verdict.copies import with_copies
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-
-
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
 LOG_FORMATS = (
     "llmb, NeMo 1 and 2, Megatron-LM, -Bridge and -DeepSpeed, Primus, DeepSpeed, torchtitan, MaxText, nanotron or the "
@@ -50,8 +48,6 @@ LOG_FORMATS = (
 LAST_STEP = DOCUMENTED_STEPS - 1
 MANY_FILES, MANY_BYTES = 500, 1 << 29
 Read = TypeVar("Read")
-
-
 Form = Literal["table", "csv", "json"]
 
 

@@ -267,9 +267,11 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
         reader = csv.DictReader(read_text_file(path).decode("utf-8-sig").splitlines(), strict=True)
         lines, columns = list(reader), reader.fieldnames or ()
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UsageError(f"the file is not valid CSV: {error}", where=str(path)) from error
+        do = "save the table as CSV in UTF-8, with values that contain commas or quotes in quotes"
+        raise UsageError(f"the file is not valid CSV: {error}", where=str(path), do=do) from error
     if repeated := {name for name in columns if columns.count(name) > 1}:
-        raise UsageError(f"several columns are called {', '.join(sorted(repeated))}", where=str(path))
+        what = f"several columns are called {', '.join(sorted(repeated))}"
+        raise UsageError(what, where=str(path), do="rename or remove all but one of them")
     rows = predict_rows(catalogue, lines)
     if json:
         print_json(rows_document(rows))
@@ -280,8 +282,7 @@ def _predict_file(catalogue: Catalogue, path: Path, *, json: bool) -> None:
 def _predictor(
     catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns, *, searches: bool = False
 ) -> Callable[[EnginePlan], Prediction]:
-    """Return a function that predicts plans for the GPU type of ``plan``, calibrated by ``basis``. With ``searches``,
-    raise UsageError if ``basis`` is a trace, because a trace calibrates just one layout."""
+    """Return a function that predicts plans, calibrated by ``basis``; with ``searches``, not by a trace."""
     calibration, gpu = _calibration(catalogue, basis, plan, find, searches), catalogue.gpus[plan.recipe.gpu_type]
     return lambda one: predict_plan(one, gpu, calibration, catalogue.rates.errors)
 
@@ -369,7 +370,12 @@ class SearchOptions:
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --output: runs of each layout.")] = 3
     max_memory_gib: Annotated[
         float | None,
-        typer.Option("--max-memory-gib", metavar="GIB", min=1, help="Memory limit of a rank (GiB). Default: a GPU's."),
+        typer.Option(
+            "--max-memory-gib",
+            metavar="GIB",
+            min=1,
+            help="Maximum memory of a rank, if less than fits the GPU. Default: no further limit.",
+        ),
     ] = None
 
 
@@ -467,7 +473,9 @@ def memory(
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
-    estimated: Annotated[bool, typer.Option("--estimate", help="Estimate the memory, in milliseconds.")] = False,
+    estimated: Annotated[
+        bool, typer.Option("--estimate", help="Estimate the memory, which takes milliseconds.")
+    ] = False,
     hardware: Hardware = None,
     json: Json = False,
 ) -> None:

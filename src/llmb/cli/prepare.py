@@ -142,7 +142,8 @@ SUBMIT_OPTIONS = value_options({**PREPARE_CHOICES, **JOB_OPTIONS}.values(), envv
 Runtime = Annotated[
     str | None,
     typer.Option(
-        metavar="pyxis|apptainer", help="Container runtime. Default: from cluster_config.yaml, else the installed one."
+        metavar="pyxis|apptainer",
+        help="Container runtime. Default: from cluster_config.yaml, else by SOURCE or by what is installed.",
     ),
 ]
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

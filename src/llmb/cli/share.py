@@ -183,8 +183,7 @@ def export(
 
 
 def _recorded_runs(selectors: list[str] | None) -> list[Path]:
-    """Return the folders of the selected runs, by default of all; report runs without a record, which are skipped.
-    Raise UsageError if no run has a record."""
+    """Return the folders of the selected runs that have a record, by default of all; raise UsageError without one."""
     found = find_all_runs(selectors, install_here(), say)
     say(*left_out_lines(found.left_out))
     folders = [run.path for run in found.runs if run.record]

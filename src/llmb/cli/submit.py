@@ -173,7 +173,6 @@ def _confirm_campaign(proposal: Proposal, *, yes: bool) -> None:
     if yes:
         sys.stderr.write(f"campaign {name}: {what}\n")
         return
-
     if can_ask():
         print_output(campaign_table(remaining))
     agree(f"Queue {what}?", default=False, do="add --yes, or --dry-run to see the jobs")
@@ -196,8 +195,6 @@ def _show_job(campaign: Campaign, job: CampaignJob) -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-
-
 COMMAND_LINE = "the command line"
 
 
@@ -254,7 +251,8 @@ def submit(
         submit_one(values, queueing, one)
         return
     if one.wait:
-        raise UsageError("--wait follows a single job, but this is a campaign", do="omit --wait, or select one recipe")
+        do = "omit --wait, or pass -w and -s without --file, lists, --repeats and limits such as --max-scale"
+        raise UsageError("--wait follows a single job, but this is a campaign", do=do)
     profile = bool(values.get("profile"))
     campaign = RequestedJobs(
         source=COMMAND_LINE,

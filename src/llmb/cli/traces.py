@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 def trace(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces, or runs by folder, id or label.")],
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Also draw the steps to this SVG file.")
+        Path | None, typer.Option("--picture", metavar="FILE", help="Also draw the steps in this SVG file.")
     ] = None,
     json: Json = False,
 ) -> None:

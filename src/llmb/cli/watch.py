@@ -111,8 +111,8 @@ def watch(
         typer.Argument(
             metavar="[RUN]",
             autocompletion=complete_run,
-            help="Id of a job, label, beginning of a run folder's name, folder, or 'latest'. Default: the newest run "
-            "that is running, else the newest that is queued.",
+            help="Id of a run or a job, label, beginning of a run folder's name, folder, or 'latest'. Default: the "
+            "newest run that is running, else the newest that is queued.",
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the state once, and do not wait for the end.")] = False,

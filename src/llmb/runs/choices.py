@@ -166,9 +166,9 @@ class Choices(Record):
     """The choices of a run. None means a default, such as the value of the recipe or of the checkpoint to resume."""
 
     steps: Annotated[
-        int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
+        int | None,
+        _training(basic=True, help="Steps. Default: 50, or fewer to profile; 1 with --load-checkpoint.", minimum=1),
     ] = None
-    """None for the default: 1 for a resumed run, else the number that profiling or tracing needs, or 50."""
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of weights and data. Default: 1234, or the checkpoint's.")] = None
     label: Annotated[str | None, _training(basic=True, help="Name for finding and comparing runs.", form=LABEL)] = None
@@ -221,7 +221,7 @@ class Choices(Record):
         _training(
             flags=("--keep-logits/--no-keep-logits",),
             help="Keep a micro-batch's logits for the backward pass, which otherwise recomputes them in chunks: less"
-            " computation for more memory. Default: if they take at most 1/32 of the GPU's memory.",
+            " computation for more memory. Default: if they take at most 1/32 of the GPU's memory; not with adapters.",
         ),
     ] = None
     """None for the default of ``keeps_logits``."""

@@ -30,7 +30,7 @@ def _window(rule: str) -> str:
     if rule in (DEFAULT_RULE, STEADY):
         raise ValueError(f"'{rule}' depends on the run; use steps, such as 35-44")
     try:
-        check_rule(rule)
+        check_rule(f"{rule}-{rule}" if rule.isdecimal() else rule)
     except UsageError as error:
         raise ValueError(error.what) from error
     return rule
