@@ -124,7 +124,7 @@ def test_one_entry_without_a_list_is_told_what_is_expected(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match=r"(?s)no such file.*pass an existing YAML file, or seconds"):
         read_expectations(tmp_path / "none.yaml")
 
 

@@ -166,7 +166,7 @@ def read_expectations(path: Path) -> Expectations:
             raise CatalogueError(doubled)
     except CatalogueError as error:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
-        do = see("judge-a-run")
+        do = see("judge-a-run") if path.exists() else "pass an existing YAML file, or seconds, such as 12.4"
         raise UsageError(f"the file of expectations is invalid:\n{lines}", do=do) from error
     places = (f"{path}:{line_in(root, ('expectations', number))}" for number in range(len(file.expectations)))
     entries = tuple(map(ExpectationEntry, file.expectations, places))
