@@ -60,7 +60,7 @@ def test_a_run_is_cancelled(call: Call, site: Path) -> None:
 
 def test_what_only_another_scheduler_has_is_refused(call: Call, site: Path) -> None:
     said = call("submit", *MODEL, "--account", "research", "--dry-run", code=2).stderr
-    assert "the desk, the scheduler configured here, does not support --account" in said
+    assert "'scheduler: desk' in cluster_config.yaml does not support --account" in said
 
 
 def test_an_installation_asks_its_question_and_writes_its_settings(

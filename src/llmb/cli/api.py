@@ -451,9 +451,7 @@ def accept(
 @_checked
 def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> ParsedLogs:
     """Return the outcome of one log, of every log in a folder, or of runs by id or label, like ``llmb parse``.
-
-    Raise UsageError for an invalid window or path.
-    """
+    Raise UsageError for an invalid window or path."""
     check_rule(window)
     found = find_all_logs(run_paths([parse_path(path)]))
     read = (parsed_run(log, window) for log in found.logs)

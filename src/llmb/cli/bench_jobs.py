@@ -103,7 +103,9 @@ OF_RUNS = frozenset(("retries", "start", "segment", "signal_before"))
 """Options of the scheduler that do not apply to measurements."""
 OPTION_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "nodes": {"help": "Nodes of the job. Default: 1.", "basic": True},
-    "time_limit": {"help": f"Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: {TIME_LIMIT_MIN} minutes."},
+    "time_limit": {
+        "help": f"Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: from settings, else {TIME_LIMIT_MIN} minutes."
+    },
     "gpus_per_node": {"help": "GPUs per node, or processes on a CPU. Default: from settings, else the GPU type's."},
     "exclude": {"basic": True},
 }

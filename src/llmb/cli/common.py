@@ -160,10 +160,8 @@ def _common(
 
 @contextmanager
 def _result_in(path: Path) -> Iterator[None]:
-    """Redirect standard output to ``path``, which is replaced at the end of the command if there is any output.
-
-    Links are followed; devices and pipes are not replaced. Raise EnvironmentProblem if ``path`` cannot be written.
-    """
+    """Redirect standard output to ``path``, which is replaced at the end of the command if there is any output. Links
+    are followed; devices and pipes are not replaced. Raise EnvironmentProblem if ``path`` cannot be written."""
     from llmb.runs.folder import write_atomically  # the help of a command must not load it
 
     special = path.exists() and not path.is_file()

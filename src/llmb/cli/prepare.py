@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Any
@@ -137,7 +138,12 @@ def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[Reposit
 NOT_OF_PREPARATION = frozenset(("nodes", "retries", "start", "segment", "signal_before"))
 """Options of the scheduler that do not apply to preparations."""
 PREPARE_CHOICES = options_of(PrepareChoices)
-JOB_OPTIONS = {name: item for name, item in scheduler_options().items() if name not in NOT_OF_PREPARATION}
+HELP = {
+    "time_limit": "Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: as in the settings, else 55 minutes.",
+    "gpus_per_node": "Number of GPUs to request. Default: none.",
+}
+USABLE = {name: item for name, item in scheduler_options().items() if name not in NOT_OF_PREPARATION}
+JOB_OPTIONS = {name: replace(item, help=HELP.get(name, item.help)) for name, item in USABLE.items()}
 SUBMIT_OPTIONS = value_options({**PREPARE_CHOICES, **JOB_OPTIONS}.values(), envvar=False)
 Runtime = Annotated[
     str | None,

@@ -202,9 +202,7 @@ def _print_plan(local: LocalRun, same: str, *, json: bool) -> None:
 
 def combined(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the values of options for each run: all combinations of values separated by commas.
-
-    Raise UsageError for a list with an empty or a duplicate value, and for an invalid value.
-    """
+    Raise UsageError for a list with an empty or a duplicate value, and for an invalid value."""
     options = {**options_of(ModelRequest), **options_of(Choices)}
     texts = {name: value for name, value in values.items() if options[name].swept and isinstance(value, str)}
     lists = [_values(options[name], text) for name, text in texts.items()]

@@ -101,9 +101,7 @@ def _arrivals() -> int:
 
 def _wait(ranks: Mapping[Process, int], arrivals: int) -> int:
     """Wait until all ranks have ended, until shortly after one has failed, or for a signal; return the exit code.
-
-    All ranks that fail in that time are reported, because the first that is noticed may not have failed first.
-    """
+    All ranks that fail in that time are reported, because the first that is noticed may not have failed first."""
     running, code, end = list(ranks), 0, None
     while running and (end is None or time.monotonic() < end):
         arrived = end is None or select.select([arrivals], [], [], max(0.0, end - time.monotonic()))[0]

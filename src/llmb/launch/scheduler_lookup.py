@@ -55,15 +55,13 @@ def scheduler_options() -> Mapping[str, Option]:
 
 
 def read_job_options(site: Site, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
-    """Read the options of a job for the site's scheduler.
-
-    Raises UsageError if an option is invalid, or only another scheduler supports it.
-    """
+    """Read the options of a job for the site's scheduler; raise UsageError if an option is invalid, or only another
+    scheduler supports it."""
     scheduler = scheduler_of(site)
     foreign = [item for name, item in scheduler_options().items() if name not in options_of(scheduler.choices)]
     if options := [item.spelled for item in foreign if values.get(item.name)]:
-        what = f"{scheduler.title}, the scheduler configured here, does not support {', '.join(options)}"
-        raise UsageError(what, do="omit these options, or set another 'scheduler' in cluster_config.yaml")
+        what = f"'scheduler: {scheduler.name}' in cluster_config.yaml does not support {', '.join(options)}"
+        raise UsageError(what, do="omit these options, or set another 'scheduler' there")
     return scheduler.read_options(values, environ, python)
 
 

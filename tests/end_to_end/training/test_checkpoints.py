@@ -334,7 +334,7 @@ def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
     for folder in folders:
         for partial in folder.checkpoints.glob(".*"):
             unfinished += 1
-            with pytest.raises(UsageError, match="its run ended while saving this checkpoint"):
+            with pytest.raises(UsageError, match="this checkpoint is incomplete: llmb is still writing"):
                 read_checkpoint(partial)
         checkpoints = saved_checkpoints(folder.checkpoints)
         # None with its own name is broken, none is missing, and the last is at most one save behind the steps done.

@@ -258,12 +258,7 @@ def asked(script: str) -> tuple[str, set[str]]:
         (("-p", "unlisted", "--gpu-type", "b300"), {}, "b300", {"nodes=2", "gpus-per-node=8", "partition=unlisted"}),
         (("--gpu-request", "none"), {}, "h100", {"nodes=2", "partition=hopper"}),
         ((), {"SBATCH_GPUS_PER_NODE": "null"}, "h100", {"nodes=2", "partition=hopper"}),
-        (
-            ("-p", "whole", "--gpu-request", "gpus-per-node"),
-            {},
-            "gb200",
-            {"nodes=4", "gpus-per-node=4", "partition=whole"},
-        ),
+        (("-p", "whole", "--gpu-request", "gres"), {}, "gb200", {"nodes=4", "gres=gpu:4", "partition=whole"}),
     ],
 )
 def test_a_partition_decides_what_is_requested(
@@ -274,6 +269,13 @@ def test_a_partition_decides_what_is_requested(
     assert asked(done.stdout) == (gpu_type, flags)
 
 
+def test_a_gpu_type_decides_between_the_partitions_of_the_settings(submitted: Run, tmp_path: Path) -> None:
+    (tmp_path / "cluster_config.yaml").write_text(SETTINGS.replace("partition: hopper", "partition: hopper,blackwell"))
+    assert "pass --gpu-type, or one --partition" in submitted(*LLAMA_WORDS).stderr
+    assert "partition=hopper" in asked(submitted(*LLAMA_WORDS, "--gpu-type", "h100").stdout)[1]
+    assert "gres=gpu:b200:8" in asked(submitted(*LLAMA_WORDS, "--gpu-type", "b200").stdout)[1]
+
+
 def test_a_run_without_gpus_goes_to_the_partition_for_those(submitted: Run) -> None:
     done = submitted("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "2", "--gpu-type", "cpu")
     assert asked(done.stdout)[1] == {"nodes=1", "partition=cpu"}
@@ -282,13 +284,10 @@ def test_a_run_without_gpus_goes_to_the_partition_for_those(submitted: Run) -> N
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            ("-p", "blackwell", "--gpu-type", "h100"),
-            ("blackwell has b200", "--partition hopper, --partition hopper-long"),
-        ),
+        (("-p", "blackwell", "--gpu-type", "h100"), ("has b200", "--partition hopper, --partition hopper-long")),
         (("-p", "hopper", "--gpu-type", "b300"), ("hopper has h100", "--gpu-type h100", "add the partition with b300")),
         (("--gpu-type", "b300"), ("hopper has h100", "--gpu-type h100")),
-        (("-p", "hopper,blackwell"), ("different GPU types: hopper has h100, blackwell has b200", "--gpu-type")),
+        (("-p", "hopper,blackwell"), ("hopper has h100, blackwell has b200", "partitions of one type")),
     ],
 )
 def test_gpus_that_the_partition_lacks_are_refused(

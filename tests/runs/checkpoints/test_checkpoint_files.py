@@ -91,7 +91,7 @@ def test_every_file_has_to_be_there_with_its_size(make: Make, name: str) -> None
 def test_one_that_was_never_finished_is_not_taken_for_one(make: Make, tmp_path: Path) -> None:
     path = make()
     partial = path.rename(partial_path(path))
-    with pytest.raises(UsageError, match="its run ended while saving this checkpoint"):
+    with pytest.raises(UsageError, match="this checkpoint is incomplete: llmb is still writing"):
         read_checkpoint(partial)
     assert saved_checkpoints(tmp_path) == []
 

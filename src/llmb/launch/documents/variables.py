@@ -366,5 +366,6 @@ def _only_size(catalogue: Catalogue, name: str) -> str:
     workload = find_workload(catalogue, name)
     sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
     if len(sizes) != 1:
-        raise UsageError(f"the size of {name} is not specified", choices=sizes, do="set MODEL_SIZE, or pass --size")
+        do = "set MODEL_SIZE, or pass --size"
+        raise UsageError(f"the size of {name} is not specified", choices=sizes or sizes_of(workload), do=do)
     return sizes[0]

@@ -206,8 +206,9 @@ def script_of(recipe: Recipe) -> LaunchScript:
     script = find_launch_script(recipe.workload, recipe.size, recipe.release)
     if script is None:
         scripts = [f"{', '.join(item.sizes)} of {item.title}" for item in launch_scripts()]
-        what = f"the reference suite has no launch script for {recipe.workload} {recipe.size} of {recipe.release}"
-        raise UsageError(what, choices=scripts, do="pass another --release, or omit --framework")
+        of_release = f" of {recipe.release}" if recipe.release else ""
+        what = f"the reference suite has no launch script for {recipe.workload} {recipe.size}{of_release}"
+        raise UsageError(what, choices=scripts, do="request one of these, with its --release, or omit --framework")
     return script
 
 

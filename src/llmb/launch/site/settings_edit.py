@@ -46,9 +46,9 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
             continue
         _write(path, edited if before else NEW_FILE + edited)
         return str(value)
-    if _problems(schema, before) == problems:
+    if (others := _problems(schema, before)) == problems:
         raise unusable(path, [f"{path}: {problem}" for problem in problems])
-    do = "pass a value that meets the conditions above"
+    do = f"{'first correct the file, or ' * bool(others)}pass a value that meets the conditions above"
     if any(problem.startswith("container: ") for problem in problems):  # the runtime and the image require each other
         do = "set both in one command: llmb config set container '{runtime: pyxis, image: IMAGE}'"
     raise UsageError(f"{key} cannot be '{text}':{itemized(problems)}", do=do)

@@ -129,9 +129,10 @@ def check_machine(plan: Plan, machine: Machine) -> None:
     """Raise EnvironmentProblem if this machine has too few GPUs for ``plan``."""
     recipe, gpus = plan.recipe, len(machine.gpu_names)
     if plan.device == "cuda" and plan.processes > gpus:
+        tiny = "" if recipe.config_file else "-s tiny "
         needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
         fewer = f"--scale {gpus}{' or less' if gpus > 1 else ''}, " if gpus else ""
         raise EnvironmentProblem(
             f"{recipe.workload} {recipe.size} at this scale requires {needed}, but this machine has {gpus or 'none'}",
-            do=f"pass {fewer}'-s tiny --gpu-type cpu' to train on the CPU, or --dry-run to show the plan",
+            do=f"pass {fewer}'{tiny}--gpu-type cpu' to train on the CPU, or --dry-run to show the plan",
         )

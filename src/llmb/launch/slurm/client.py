@@ -23,6 +23,8 @@ from llmb.launch.slurm.job_state import (
 
 TIME_OUT_S = 60
 """Time limit in seconds: commands wait 9 s for a controller that does not respond, and sbatch twice as long."""
+AGAIN = "try again later; 'scontrol ping' shows whether Slurm's controller responds"
+AGAIN_ACCOUNTS = "try again later; 'sacctmgr show cluster' shows whether Slurm's accounting responds"
 DOWN = re.compile(
     r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
 )
@@ -52,8 +54,7 @@ def submit(
     sbatch inherits the file descriptors ``held``. ``arguments`` override the script's flags. Variables named in
     ``secrets`` are passed to the job.
 
-    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer or prints no id, although
-    the job may have been queued.
+    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer or prints no id.
     """
     variables = submitting_environment(environ, secrets)
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in variables else []
@@ -81,24 +82,23 @@ def call(
 ) -> Output:
     """Run one of Slurm's commands and return its output.
 
-    Raises EnvironmentProblem if Slurm is not installed or configured on this machine, InfrastructureError if the
-    controller does not respond.
+    Raises EnvironmentProblem if Slurm is not installed or configured here, InfrastructureError if it does not respond.
     """
     output = ask_program(command, time_out_s, environ=environ, held=held, cwd=None)
     if output.code == 0:
         return output
-    problem = output.problem or ""
+    problem, again = output.problem or "", AGAIN_ACCOUNTS if command[0].startswith("sacct") else AGAIN
     if output.not_here:
         do = "run llmb where Slurm's commands are installed, such as on a login node; or use 'llmb run' here"
         raise EnvironmentProblem(problem, do=do)
     _raise_unless_configured(output.errors)
     if output.timed_out:
-        raise InfrastructureError(problem, do="run 'scontrol ping', then try again")
+        raise InfrastructureError(problem, do=again)
     if output.code is None:
         do = f"check the program at the path that 'command -v {command[0]}' prints, or use a login node of Slurm"
         raise EnvironmentProblem(problem, do=do)
     if DOWN.search(output.errors):
-        raise InfrastructureError(f"Slurm does not answer: {message(output)}", do="run 'scontrol ping', then try again")
+        raise InfrastructureError(f"Slurm does not answer: {message(output)}", do=again)
     return output
 
 
@@ -169,7 +169,8 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
     for ids in _batches(job_ids):
         output = call(["scancel", *ids.split(",")])
         if output.code and NO_JOB not in output.errors:
-            raise UsageError(f"scancel failed: {message(output)}")
+            do = "ask the owner of the jobs or the administrator of Slurm to cancel them"
+            raise UsageError(f"scancel failed: {message(output)}", do=do)
 
 
 def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Output, dict[str, SlurmJob]]:
@@ -188,7 +189,7 @@ def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
 
 def _check(output: Output, what: str) -> None:
     if output.code:
-        raise InfrastructureError(f"{what}: {message(output)}", do="run 'scontrol ping', then try again")
+        raise InfrastructureError(f"{what}: {message(output)}", do=AGAIN)
 
 
 def _batches(job_ids: Sequence[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from llmb.launch.documents.launch_scripts import NEMO_RUN_JOB
 from llmb.launch.jobspec.job_options import JobOptions
 from llmb.launch.jobspec.spec import JobSpec, Launch, Variable, read_spec
 from llmb.launch.scheduler_port import Submission
-from llmb.launch.slurm.client import DOWN
+from llmb.launch.slurm.client import AGAIN, DOWN
 from llmb.launch.slurm.offer import site_partition
 from llmb.launch.slurm.request import gpu_request
 from llmb.launch.slurm.settings import GPU_FLAGS, SlurmSettings, flag_problems, minutes, on_top, requested_flags
@@ -40,9 +40,7 @@ LAST_LINES = 8
 
 def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, settings: SlurmSettings) -> JobSpec:
     """Add flags from the cluster's settings and the user's options to ``spec``; the script itself sets all others.
-
-    Raises UsageError if an option or a flag cannot be passed to the script.
-    """
+    Raises UsageError if an option or a flag cannot be passed to the script."""
     settings_flags = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type)}
     site = {**{name: value for name, value in settings_flags.items() if value}, **settings.flags}
     chosen = on_top(site, options.flags)
@@ -129,10 +127,8 @@ def _call(spec: JobSpec, launch: Launch) -> str:
 
 
 def call_launch(job: Submission) -> str:
-    """Run the script, and return the id of the job that it queued.
-
-    Raises UsageError with the script's last lines if it queued no job, InfrastructureError if that is unknown.
-    """
+    """Run the script, and return the id of the job that it queued. Raises UsageError with the script's last lines if it
+    queued no job, InfrastructureError if that is unknown."""
     launch, output = job.spec.launch, job.folder.launch_output
     assert launch is not None
     secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}
@@ -146,11 +142,10 @@ def call_launch(job: Submission) -> str:
         return str(ids[0])
     last = "\n".join(f"  {printable(line)}" for line in text.strip().splitlines()[-LAST_LINES:])
     if DOWN.search(text):
-        raise InfrastructureError(f"Slurm does not answer:\n{last}", do="run 'scontrol ping', then try again")
+        raise InfrastructureError(f"Slurm does not answer:\n{last}", do=AGAIN)
     if refused := REFUSED.search(text):
-        raise UsageError(
-            f"Slurm rejected the job: {printable(refused[1])}", do="correct the options or cluster_config.yaml"
-        )
+        do = "correct the options or cluster_config.yaml"
+        raise UsageError(f"Slurm rejected the job: {printable(refused[1])}", do=do)
     if program.code == 0:
         what = f"{launch.script} ended without printing a job id:\n{last}"
         raise InfrastructureError(what, do="run 'squeue --me' to see if it queued a job; llmb does not follow that job")

@@ -13,8 +13,8 @@ from llmb.base.errors import InfrastructureError, LlmbError, UsageError, unknown
 from llmb.base.options import parse_ranges
 from llmb.catalogue.resolve import CPU
 from llmb.launch.scheduler_port import NodeState, Offer, Partition, Plugin, SchedulerSetup, Trait
-from llmb.launch.slurm.client import call, message
-from llmb.launch.slurm.settings import SlurmSettings
+from llmb.launch.slurm.client import AGAIN, call, message
+from llmb.launch.slurm.settings import SlurmSettings, partition_names
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
@@ -92,7 +92,7 @@ def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> 
     nodes = parse_nodes(output.text)
     if missing := [name for name in names if name not in nodes]:
         if output.code and ABSENT not in f"{output.errors}{output.text}":
-            raise InfrastructureError(f"Slurm does not report its nodes: {message(output)}", do="try again")
+            raise InfrastructureError(f"Slurm does not report its nodes: {message(output)}", do=AGAIN)
         do = "run 'sinfo -N' to list the nodes of this cluster"
         raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
     return {name: nodes[name] for name in names}
@@ -114,7 +114,7 @@ def _listed(text: str) -> list[str]:
 def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
     output = call(["sinfo", "--noheader", "--format=%R|%N"], time_out_s=time_out_s)
     if output.code:
-        raise InfrastructureError(f"sinfo failed: {message(output)}", do="run 'scontrol ping', then try again")
+        raise InfrastructureError(f"sinfo failed: {message(output)}", do=AGAIN)
     rows = [line.partition("|")[::2] for line in output.text.splitlines() if "|" in line]
     if partition and partition not in {name for name, _ in rows}:
         raise unknown("partition", partition, sorted({name for name, _ in rows}))
@@ -136,10 +136,10 @@ def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
     if gpu_type == CPU:
         return settings.cpu_partition or settings.partition
     types = settings.types_of(settings.partition)
-    if gpu_type is None or not settings.partitions or gpu_type in types.values():
-        return settings.partition
-    others = [name for name, partition in settings.partitions.items() if partition.gpu_type == gpu_type]
-    if settings.partition is None or types:
+    if gpu_type in types.values():
+        return ",".join(name for name in partition_names(settings.partition) if types.get(name, gpu_type) == gpu_type)
+    if gpu_type and (settings.partition is None or types):
+        others = [name for name, partition in settings.partitions.items() if partition.gpu_type == gpu_type]
         return ",".join(others) or settings.partition
     return settings.partition
 
@@ -157,15 +157,16 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
     if type_ is None:
         if len(set(types.values())) > 1:
             what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in types.items())
-            raise UsageError(f"partitions have different GPU types: {what}", do="pass --gpu-type or one --partition")
+            do = "pass partitions of one type with --partition" if partition else "pass --gpu-type, or one --partition"
+            raise UsageError(f"partitions have different GPU types: {what}", do=do)
         return next(iter(types.values()), site)
     having = [name for name, item in settings.partitions.items() if item.gpu_type == type_]
     wrong = {name: gpu_type for name, gpu_type in types.items() if gpu_type != type_}
     if wrong and (partition or not having):
         what = ", ".join(f"partition {name} has {gpu_type}" for name, gpu_type in wrong.items())
-        do = None if having else f"add the partition with {type_} to slurm.partitions in cluster_config.yaml"
+        add = None if having else f"add the partition with {type_} to slurm.partitions in cluster_config.yaml"
         choices = [f"--partition {name}" for name in having] or [f"--gpu-type {item}" for item in set(wrong.values())]
-        raise UsageError(f"{what}, but the job requests {type_}", choices=choices, do=do)
+        raise UsageError(f"{what}, but the job requests {type_}", choices=choices, do=add)
     return type_
 
 
@@ -173,7 +174,7 @@ def slurm_offer() -> Offer:
     """Query Slurm's offer; raise InfrastructureError if Slurm does not answer, EnvironmentProblem if it is missing."""
     output = call(SINFO)
     if output.code:
-        raise InfrastructureError(f"sinfo failed: {message(output)}", do="run 'scontrol ping', then try again")
+        raise InfrastructureError(f"sinfo failed: {message(output)}", do=AGAIN)
     groups = _groups(output.text)
     accounts, default = _accounts()
     return Offer(partitions=partitions(groups, _architectures(groups)), accounts=accounts, default_account=default)
@@ -277,7 +278,7 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
     if the controller does not answer."""
     output = call(["scontrol", "show", "config"], time_out_s=time_out_s)
     if output.code:
-        raise InfrastructureError(f"Slurm does not report its configuration: {message(output)}", do="try again")
+        raise InfrastructureError(f"Slurm does not report its configuration: {message(output)}", do=AGAIN)
     settings = parse_settings(output.text)
     traits = {
         **traits_of(settings),

@@ -57,7 +57,7 @@ class SlurmChoices(Record):
         _option(
             basic=True,
             flags=("-p", "--partition"),
-            help="Partition, or several, separated by commas. Default: from the settings.",
+            help="Partition, or several, separated by commas. Default: from the settings, else Slurm's default.",
             set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
         ),
     ] = None
@@ -86,7 +86,7 @@ class SlurmChoices(Record):
         GpuRequest | None, _option(help="Flag of sbatch that requests GPUs, or none if Slurm does not manage GPUs.")
     ] = None
     gres: Annotated[
-        str | None, _option(help="Generic resources per node, such as nvme:1. GPUs are requested in any case.")
+        str | None, _option(help="Generic resources per node, such as nvme:1; GPUs are added as set by --gpu-request.")
     ] = None
     nodelist: Annotated[
         str | None, _option(help="Nodes that the job must include, such as node[1-4].", set_by=("SBATCH_NODELIST",))
@@ -111,7 +111,7 @@ class SlurmChoices(Record):
             "divisor of the job's number of nodes that fits in it."
         ),
     ] = None
-    dependency: Annotated[str | None, _option(help="Jobs that must end first, such as afterok:1234.")] = None
+    dependency: Annotated[str | None, _option(help="Condition on other jobs, such as afterok:1234.")] = None
     retries: Annotated[
         int | None,
         _option(
@@ -134,7 +134,10 @@ class SlurmChoices(Record):
     ] = ()
     start: Annotated[
         StartMode | None,
-        _option(help="Start one task per node, which starts its ranks (torchrun, the default), or one task per GPU."),
+        _option(
+            help="torchrun: one task per node, which starts a worker per GPU; task-per-gpu: Slurm starts every worker. "
+            "Default: from the settings, else torchrun; megatron_bridge always uses task-per-gpu."
+        ),
     ] = None
     vboost: Annotated[
         str | None,
@@ -155,7 +158,10 @@ class SlurmChoices(Record):
     ] = None
     numa_binding: Annotated[
         NumaBinding | None,
-        _option(help="local: bind workers to their GPUs' NUMA nodes; auto (default): if known, for several GPUs."),
+        _option(
+            help="local: bind workers to their GPUs' NUMA nodes; auto: if known, for several GPUs. "
+            "Default: from the settings, else auto."
+        ),
     ] = None
 
     def flags(self) -> dict[str, str | None]:
@@ -221,10 +227,8 @@ def _cpu_binding(text: str | None) -> CpuBinding | None:
 
 
 def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the flags from options and ``--slurm-arg``, which override variables of the shell.
-
-    Raises UsageError if a flag is invalid, or an option and --slurm-arg set it to different values.
-    """
+    """Return the flags from options and ``--slurm-arg``, which override variables of the shell. Raises UsageError if a
+    flag is invalid, or an option and --slurm-arg set it to different values."""
     rest = parse_flags(others, "--slurm-arg")
     twice = [name for name in rest if name in job and rest[name] != job[name]]
     if twice:
@@ -232,7 +236,8 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
     additional = parse_additional(environ.get(ADDITIONAL, ""))
     flags = on_top(shell_flags(environ), additional, {**rest, **job})
     if problems := list(flag_problems(flags)):
-        raise UsageError(f"these flags of sbatch cannot be used:{itemized(problems)}", do="correct or omit them")
+        do = "correct or remove the options or variables that set them"
+        raise UsageError(f"these flags of sbatch cannot be used:{itemized(problems)}", do=do)
     return flags
 
 

@@ -90,7 +90,7 @@ class SlurmAnswers(Record):
         GpuRequest | None, _cluster(help="Flag of sbatch that requests GPUs, or none if Slurm does not manage GPUs.")
     ] = None
     gres_type: Annotated[
-        str | None, _cluster(help="GPU type in --gres=gpu:TYPE:N, or none. Default: none.", metavar="TYPE")
+        str | None, _cluster(help="GPU type in Slurm's requests for GPUs, or none. Default: none.", metavar="TYPE")
     ] = None
 
 
@@ -378,10 +378,8 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
 
 
 def accounted(job: JobHandle, accounts: Mapping[str, SlurmJob]) -> JobState:
-    """Return accounting's report on a job that the controller no longer has.
-
-    The job has ended, so accounting lags behind if it reports the job as live.
-    """
+    """Return accounting's report on a job that the controller no longer has. The job has ended, so accounting lags
+    behind if it reports the job as live."""
     answer = accounts.get(str(job.job_id))
     if answer is None or not is_same(job, answer):
         return JobState(job_id=str(job.job_id))
@@ -400,10 +398,8 @@ def is_same(job: JobHandle, answer: SlurmJob) -> bool:
 
 
 def find_submission(job: JobHandle, answers: Sequence[SlurmJob], claimed: set[str]) -> str | None:
-    """Return the id of the Slurm job that runs the batch script of ``job`` and belongs to no other job.
-
-    A job that a program's own script queued is not found here: it runs another script.
-    """
+    """Return the id of the Slurm job that runs the batch script of ``job`` and belongs to no other job. A job that a
+    program's own script queued is not found here: it runs another script."""
     script = str(job.folder.batch_script)
     for state in answers:
         if state.command and state.command.endswith(script) and state.job_id not in claimed:

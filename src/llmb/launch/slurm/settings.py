@@ -62,7 +62,8 @@ def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
     for text in texts:
         key, value = parse_flag(text)
         if key in flags and flags[key] != value:
-            raise UsageError(f"{what} has duplicate key '{key}': {_shown(flags[key])} and {_shown(value)}")
+            values = f"{_shown(flags[key])} and {_shown(value)}"
+            raise UsageError(f"{what} has duplicate key '{key}': {values}", do="set each flag only once")
         flags[key] = value
     return flags
 

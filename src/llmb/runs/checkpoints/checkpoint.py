@@ -196,7 +196,8 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
-        raise UsageError("its run ended while saving this checkpoint", where=str(path), do="use another checkpoint")
+        what = "this checkpoint is incomplete: llmb is still writing it, or was ended before"
+        raise UsageError(what, where=str(path), do="wait until it is complete, or use another checkpoint")
     if not (path / RECORD).is_file():
         description = describe_folder(path)
         raise UsageError(

@@ -165,10 +165,8 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     """Return each reading of the settings that affect weights, normalized; settings that the file lacks are None.
-
     There are two readings if it has rotary settings both where transformers 5 keeps them and where older versions do:
-    the version of transformers decides which counts.
-    """
+    the version of transformers decides which counts."""
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}
     values = {**SILENT_EVERYWHERE, **form.silent, **renamed, **set_values}

@@ -55,8 +55,9 @@ def read_folder(path: Path) -> WeightsFolder:
 
 def _weight_files(path: Path) -> tuple[str, ...]:
     if (path / INDEX).is_file() and (path / SINGLE_FILE).is_file():
+        do = f"move '{INDEX}' elsewhere to read '{SINGLE_FILE}', or '{SINGLE_FILE}' to read the files in the index"
         what = f"the folder has both '{INDEX}' and '{SINGLE_FILE}', and programs differ in which of them they read"
-        raise UsageError(what, where=str(path), do="remove the one that does not belong to this model")
+        raise UsageError(what, where=str(path), do=do)
     if (path / INDEX).is_file():
         files = _indexed_files(path / INDEX)
     elif (path / SINGLE_FILE).is_file():
@@ -93,7 +94,7 @@ def _no_weights(path: Path) -> UsageError:
             do="download the model's safetensors files or, if you trust the files, convert them with "
             "transformers (save_pretrained)",
         )
-    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download the model")
+    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download them")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
         return
     if exact.capacity_gib is not None and exact.fullest.peak_bytes / GIB + SURE_MARGIN_GIB > exact.capacity_gib:
         changes = [f"pass {each.options}, which needs about {each.needed_gib:.1f} GiB" for each in remedies(plan)]
-        do = f"{'; '.join([*changes, 'or use more GPUs'])}; pass --force to start it anyway"
+        do = "; or ".join([*changes, "use more GPUs", "pass --force to start it anyway"])
         raise UsageError(f"the run does not fit: {memory_text(exact)}", do=do)
     say(memory_text(exact) if exact.fits else f"warning: {memory_text(exact)}: it may not fit")
 

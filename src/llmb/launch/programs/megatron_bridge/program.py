@@ -106,7 +106,7 @@ class MegatronBridge(Program):
 def bridge_container(recipe: Recipe, options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
     """Return the container with the requested or the default image; raise UsageError if there is no runtime."""
     if settings.runtime == "none":
-        do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
+        do = "set 'container: {runtime: pyxis, image: IMAGE}' (or apptainer) in cluster_config.yaml"
         raise UsageError(f"{MegatronBridge.name} requires a container, but this cluster's settings have none", do=do)
     image = options.image or f"{bridge_data().images[settings.runtime]}{nemo_of(recipe, None)}"
     return settings.model_copy(update={"image": image, "mounts": (*settings.mounts, *options.mounts)})

@@ -100,8 +100,7 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
 
 def _profiling(choices: Choices, recipe: Recipe) -> Profiling:
     """Return the profiling options of a run: PyTorch's profiler, up to the last step. A trace is written before the
-    next step begins, and torchtitan counts that time in the next step.
-    """
+    next step begins, and torchtitan counts that time in the next step."""
     asked, steps = choices.profiling, choices.steps_of(recipe, resumes=False)
     if not asked.profile:
         return asked
@@ -234,7 +233,7 @@ def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
     """
     arguments = {**_training(plan), **_parallelism(plan), **_computation(plan)}
     if clashing := [name for name in extra if name in arguments or name.startswith(("job.", "model."))]:
-        do = "use the corresponding options of llmb; see 'llmb run --help-all'"
+        do = "omit them, or use llmb's options instead; see 'llmb run --help-all'"
         raise UsageError(f"--framework-arg cannot set {', '.join(clashing)}, which llmb sets", do=do)
     return {**arguments, **dict(_own_argument(name, value) for name, value in extra.items())}
 
