@@ -98,6 +98,8 @@ def test_a_file_gives_a_line_for_each_and_a_bad_one_spoils_no_other(llmb: Run, t
     assert [row["reason"] for row in found] == ["the line has more values than there are columns", ""]
     file.write_text("workload,size,tp,tp\npretrain_llama3.1,8b,2,4\n")
     assert "several columns are called tp" in llmb("predict", "--file", str(file)).stderr
+    file.write_text("workload,size,gpu_type\npretrain_llama3.1,tiny,cpu\n")
+    assert "only steps on GPUs can be predicted, but gpu_type is cpu" in llmb("predict", "--file", str(file)).stdout
     file.write_text("workload,nodes\npretrain_llama3.1,8\n")
     refused = llmb("predict", "--file", str(file))
     assert refused.returncode == 2

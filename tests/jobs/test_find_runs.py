@@ -135,7 +135,7 @@ def test_an_unknown_word_is_refused_with_what_is_near(install: Path) -> None:
     with pytest.raises(UsageError) as error:
         found(CAMPAIGN[:-1], install)
     assert CAMPAIGN in error.value.choices
-    with pytest.raises(UsageError, match="no such file or directory"):
+    with pytest.raises(UsageError, match="there is no regular file or folder"):
         found("./nothing", install)
     with pytest.raises(UsageError, match=r"no '\*\.out' file"):
         found(empty(install), install)

@@ -110,8 +110,8 @@ class Request:
     dtype: Annotated[
         str | None,
         Option(
-            help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16 (fp32 on a CPU); for a recipe with only other dtypes, "
-            "the first of these.",
+            help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16 (fp32 on a CPU); for a recipe that is published only "
+            "in other dtypes, the first of these.",
             form=WORD,
             several=True,
         ),
@@ -127,8 +127,8 @@ class Request:
     gpu_type: Annotated[
         str | None,
         Option(
-            help="GPU type of the catalogue, or cpu. Default: detected by 'run'; else from cluster_config.yaml; else "
-            "the first in 'llmb list'.",
+            help="GPU type of the catalogue, or cpu. Default: detected by 'run' and 'bench'; for jobs, the setting; "
+            "else the recipe's first.",
             form=WORD,
         ),
     ] = None

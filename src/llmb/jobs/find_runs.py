@@ -341,7 +341,7 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
     if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
         return runs_of_engines(path, text)
     if not path.is_dir() and not path.is_file():
-        raise UsageError(f"no such file or directory: '{text}'", choices=SELECTORS)
+        raise UsageError(f"there is no regular file or folder '{text}'", choices=SELECTORS)
     root = path if path.is_dir() or not (path.parent / RUN_RECORD).is_file() else path.parent
     folders = list(_run_folders(root))
     recorded = _found_in(text, folders, say)

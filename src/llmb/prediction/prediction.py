@@ -184,9 +184,7 @@ def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
     """Scale ``usual`` by a measured step relative to its prediction; a rank that ran alone scales only computation.
-
-    Raises UsageError if the step was measured on another GPU type or in another dtype.
-    """
+    Raises UsageError if the step was measured on another GPU type or in another dtype."""
     mine, other = plan.recipe, measured.plan.recipe
     for name, ours, theirs in (("GPU type", mine.gpu_type, other.gpu_type), ("dtype", mine.dtype, other.dtype)):
         if ours != theirs:
@@ -235,8 +233,7 @@ def predicted_terms(
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
     """Return the plan with the load of the fullest rank on every rank: its experts process ``imbalance`` times the mean
-    number of tokens. None changes nothing. Raises UsageError if no rank can have such a load.
-    """
+    number of tokens. None changes nothing. Raises UsageError if no rank can have such a load."""
     if imbalance is None:
         return plan
     if plan.recipe.model.moe is None or plan.recipe.layout.ep == 1:
@@ -358,6 +355,8 @@ def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Ite
                 raise UsageError("the line has more values than there are columns")
             recipe = tuple(row.get(name) or "" for name in RECIPE)
             plan = settle_sharding(with_layout(plan_of(*recipe), _sizes(row)), Parallelism())
+            if plan.recipe.gpu_type not in catalogue.gpus:
+                raise UsageError(f"only steps on GPUs can be predicted, but gpu_type is {plan.recipe.gpu_type}")
             calibration = default_calibration(catalogue.rates, usual_software(plan.recipe))
             gpu, shared = catalogue.gpus[plan.recipe.gpu_type], caches.setdefault(recipe, StepCache())
             outcome: Prediction | LlmbError = predict(plan, gpu, calibration, catalogue.rates.errors, shared)

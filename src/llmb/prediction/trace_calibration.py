@@ -51,7 +51,8 @@ def calibrate_with_trace(
             factors |= dict.fromkeys(replaced, seconds / predicted)
             texts.append(f"{name} {seconds:.4g} s ({100 * (seconds / predicted - 1):+.0f} %)")
     if not texts:
-        raise UsageError(f"{title} has no GPU kernels of any part of a predicted step", do=DO)
+        what = f"step {step.step} of {title} has no GPU kernels (GEMMs, attention, other operators, collectives)"
+        raise UsageError(what, do="record whole steps on GPUs with 'llmb run --profile'")
     unknown = "" if recorded else "; the trace does not contain model and layout"
     text = f"{title}, step {step.step}: measured {', '.join(texts)}; the rest as predicted{unknown}"
     return replace(usual, text=text, factors=factors, error="trace")

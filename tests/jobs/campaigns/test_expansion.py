@@ -9,12 +9,8 @@ from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import ScaleChoices, resolve, sizes_of
 from llmb.jobs.campaigns.expansion import Entry, Expansion, Selection, expand, scales_of, swept
 
-LLAMA, NEMOTRON, LORA, MAVERICK = (
-    "pretrain_llama3.1",
-    "pretrain_nemotron4",
-    "finetune_llama3",
-    "finetune_llama4-maverick",
-)
+LLAMA, NEMOTRON = "pretrain_llama3.1", "pretrain_nemotron4"
+LORA, MAVERICK = "finetune_llama3", "finetune_llama4-maverick"
 
 
 def expanded(catalogue: Catalogue, gpu_type: str | None = "h100", *entries: Entry, **selection: object) -> Expansion:
@@ -29,6 +25,9 @@ def briefly(expansion: Expansion) -> list[tuple[str, str, str, int]]:
 def test_one_recipe_alone_takes_its_defaults(catalogue: Catalogue) -> None:
     assert briefly(expanded(catalogue, workloads=(LLAMA,), sizes=("8b",))) == [(LLAMA, "8b", "bf16", 8)]
     assert briefly(expanded(catalogue, workloads=(f"{LLAMA}_8b",), dtypes=("fp8",))) == [(LLAMA, "8b", "fp8", 8)]
+    assert [one[2] for one in briefly(expanded(catalogue, workloads=("pretrain_nemotron3_30b",)))] == ["fp8"]
+    found = expanded(catalogue, "gb300", workloads=("pretrain_gpt_oss_120b",), min_scale=True)
+    assert [one[2] for one in briefly(found)] == ["mxfp8"]
 
 
 def test_what_a_list_leaves_out_is_all_of_it(catalogue: Catalogue) -> None:
@@ -99,7 +98,7 @@ def test_proxies_are_taken_where_they_are_asked_for(catalogue: Catalogue) -> Non
         ({"dtypes": ("bf61",)}, "unknown dtype 'bf61'; did you mean 'bf16'?"),
         ({"workloads": (f"{LLAMA}_8b",), "gpu_type": "h1000"}, "unknown GPU type 'h1000'; did you mean 'h100'?"),
         ({"workloads": (LLAMA,), "sizes": ("8b",), "release": "25.4"}, "unknown release '25.4'"),
-        ({"workloads": (LLAMA, NEMOTRON), "max_scale": 4}, "no recipe matches"),
+        ({"workloads": (LLAMA, NEMOTRON), "max_scale": 4}, "no recipe has the requested size, scale and GPU type"),
     ],
 )
 def test_wrong_names_are_told_with_the_closest(catalogue: Catalogue, selection: dict[str, object], words: str) -> None:

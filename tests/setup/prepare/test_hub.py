@@ -177,7 +177,7 @@ def test_offline_mode_uses_an_earlier_download_or_says_so(client: Client, monkey
         error = client.refused(EnvironmentProblem)
     finally:
         _http.close_session()
-    assert error.what == "HF_HUB_OFFLINE is set"
+    assert error.what == "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
 
 
 def test_a_folder_that_cannot_be_written(client: Client) -> None:

@@ -355,7 +355,7 @@ def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileE
         try:
             reader.read(text.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
-            raise UsageError("the campaign file is not UTF-8 text", where=str(path)) from error
+            raise UsageError("the campaign file is not UTF-8 text", where=str(path), do="save it as UTF-8") from error
     if not reader.entries and not reader.problems:
         do = see("run-many-recipes", "for the format of files")
         raise UsageError("the file lists no jobs", where=str(path), do=do)

@@ -13,6 +13,7 @@ from llmb.base.options import WORD, Option, convert, limit_problems, options_of
 from llmb.base.shown_text import counted, listed
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.model_name import split_model
+from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import (
     CPU,
     Request,
@@ -54,7 +55,7 @@ class Selection:
         _selection(
             name="dtype",
             flags=("-d", "--dtype"),
-            help="Precision, or several. Default: the file's, else fp32 on CPUs, bf16 for a single recipe, or all.",
+            help="Precision, or several. Default: the file's; fp32 on CPUs; for a single recipe usually bf16; or all.",
             form=WORD,
         ),
     ] = ()
@@ -79,10 +80,10 @@ class Selection:
     """True to select only proxies, at their own scales."""
     everything: bool = False
     """True if an empty field selects all values even for a single recipe, rather than the default."""
-    gpu_type: Annotated[str | None, _selection(help="GPU type, or cpu. Default: from file or settings.", form=WORD)] = (
-        None
-    )
-    release: Annotated[str | None, _selection(help="Release of the recipe. Default: the file's, or the newest.")] = None
+    gpu_type: Annotated[
+        str | None, _selection(help="GPU type, or cpu. Default: from file, settings or recipe.", form=WORD)
+    ] = None
+    release: Annotated[str | None, _selection(help="Release. Default: the file's, else as for 'llmb run'.")] = None
 
     @property
     def names_one(self) -> bool:
@@ -276,7 +277,8 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             for recipe in _recipes(catalogue, entry, gpu_type):
                 _add_jobs(entry, recipe, expansion)
             if expansion.size == before:
-                raise UsageError("no recipe matches", do="see 'llmb list'")
+                do = "omit restrictions such as --max-scale or --proxy, or choose values that 'llmb list' shows"
+                raise UsageError("no recipe has the requested size, scale and GPU type", do=do)
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {problem_text(error)}")
         if len(expansion.jobs) > MOST_JOBS:
@@ -370,7 +372,8 @@ def _dtypes(
         return selection.dtypes
     if gpu_type == CPU:
         return ["fp32"]
-    return ["bf16"] if alone and selection.names_one else [one for one in ("fp32", "bf16", "fp8") if one in listed]
+    every = sorted(listed, key=[*Dtype].index)
+    return [min(every, key=lambda one: one != "bf16")] if alone and selection.names_one else every
 
 
 def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:

@@ -68,7 +68,7 @@ class Answers(Record):
         _cluster(help="Architecture of the nodes that train. Default: as detected, else this machine's."),
     ] = None
     gpus_per_node: Annotated[
-        int | None, _cluster(help="GPUs per node. Default: as detected, else as usual for the GPU type.", minimum=1)
+        int | None, _cluster(help="GPUs per node. Default: as detected, else, on a cluster, as usual.", minimum=1)
     ] = None
     fabric: Annotated[
         str | None,
@@ -120,7 +120,7 @@ class Answers(Record):
     checkpoint_source: Annotated[
         str | None, _data(help="Folder with the Hugging Face model. Default: downloaded from the hub.", folder=True)
     ] = None
-    size: Annotated[str | None, _data(help="Model size to prepare. Default: all documented sizes.")] = None
+    size: Annotated[str | None, _data(help="Model size to prepare. Default: all except tiny.")] = None
 
     @field_validator("workloads", "suite_releases", mode="before")
     @classmethod

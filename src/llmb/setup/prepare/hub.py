@@ -211,8 +211,8 @@ def _explained(error: Exception, name: str, page: str, local: str = "--source") 
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     if isinstance(error, OfflineModeIsEnabled):
-        do = f"unset this variable, or pass local files with {local}"
-        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=do))
+        do = f"unset it, or pass local files with {local}"
+        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set", do=do))
     if isinstance(error, UnicodeEncodeError):  # of the header with the token
         return Refusal(EnvironmentProblem("the token has invalid characters", do=LOG_IN), access="token rejected")
     if isinstance(error, GatedRepoError):
