@@ -110,8 +110,8 @@ class Request:
     dtype: Annotated[
         str | None,
         Option(
-            help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16 (fp32 on a CPU); for a recipe that is published only "
-            "in other dtypes, the first of these.",
+            help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16 (fp32 on a CPU) if published for the recipe, "
+            "else its first.",
             form=WORD,
             several=True,
         ),

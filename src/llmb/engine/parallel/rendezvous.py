@@ -130,7 +130,7 @@ def listen(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRNOTAVAIL:
             return _on_all(port)
         what = f"rank 0 cannot listen at {address}, port {port}, where the ranks meet: {error.strerror or error}"
-        raise EnvironmentProblem(what, do="start the job again, with another MASTER_PORT if you set it") from error
+        raise EnvironmentProblem(what, do="if you set MASTER_ADDR or MASTER_PORT, change it; else retry") from error
 
 
 def _on_all(port: int) -> socket.socket:

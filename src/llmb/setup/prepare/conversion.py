@@ -400,7 +400,7 @@ def origin_of(base: SavedCheckpoint, name: str | None) -> WeightsOrigin:
 def check_base(base: SavedCheckpoint, model: Model) -> None:
     """Raise UsageError if ``base`` does not contain all weights of ``model``."""
     if base.record.lora:
-        raise UsageError("the base contains only adapters", where=str(base.path), do="pass a --base with weights")
+        raise UsageError("the base contains only adapters", where=str(base.path), do="pass a --base with all weights")
     if differences := list(model_differences(model, base.record.model)):
         what = f"the base is not {model.model} {model.size}:{itemized(differences)}"
         raise UsageError(what, where=str(base.path), do="pass the base of these adapters with --base")
