@@ -63,7 +63,7 @@ def test_a_run_folder_is_parsed_as_by_the_command(tmp_path: Path, monkeypatch: p
         ({"scale": True}, "scale is True; it must be a whole number"),
         ({"scale": 12}, "has no layout for 12 GPUs"),
         ({"dtype": 8}, "dtype is 8; it must be a name"),
-        ({"scale": 8, "gpus": 16}, "gpus and --scale are the same option"),
+        ({"scale": 8, "gpus": 16}, "gpus and scale are the same option"),
     ],
 )
 def test_a_wrong_option_is_an_error_of_llmb(options: dict[str, Any], said: str) -> None:

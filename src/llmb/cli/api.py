@@ -427,7 +427,7 @@ def judge(
     judged = judge_runs(in_window(found.runs, window), reference, install, on_message)
     if len(judged) != 1:
         count = f"{len(judged)} verdicts" if judged else "no run has ended"
-        do = "pass one run, or pass against= to judge repeats together" if judged else None
+        do = "pass one run, or repeats of one recipe with against=" if judged else None
         raise UsageError(f"there must be one run, or repeats of one recipe: {count}", where=str(path), do=do)
     return RunVerdict(**dict(judged[0].verdict))
 
@@ -520,7 +520,8 @@ def _requested(
             raise unknown("option", name, known)
         option = known[name]
         if option.name in values:
-            raise UsageError(f"{name} and {option.spelled} are the same option", do="pass only one")
+            same = " and ".join(sorted(options.keys() & option.keys))
+            raise UsageError(f"{same} are the same option", do="pass only one")
         if value is not None and not option.takes(value):
             raise UsageError(f"{name} is {value!r}; it must be {valid_values(option)}")
         values[option.name] = value

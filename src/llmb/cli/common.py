@@ -36,7 +36,7 @@ Junit = Annotated[
         "--junit", metavar="FILE", callback=_check_folder, help="Also write the result as JUnit XML, for CI systems."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs, but queue nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs or their batch scripts; queue nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Queue without asking for confirmation.")]
 Force = Annotated[bool, typer.Option("--force", help="Start even if a GPU has less memory than 'llmb memory' counts.")]
 
@@ -160,8 +160,7 @@ def _common(
 
 @contextmanager
 def _result_in(path: Path) -> Iterator[None]:
-    """Redirect standard output to ``path``, which is replaced at the end of the command if there is any output. Links
-    are followed; devices and pipes are not replaced. Raise EnvironmentProblem if ``path`` cannot be written."""
+    """Redirect standard output to ``path``, written at the end; raise EnvironmentProblem if that is not possible."""
     from llmb.runs.folder import write_atomically  # the help of a command must not load it
 
     special = path.exists() and not path.is_file()

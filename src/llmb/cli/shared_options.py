@@ -152,7 +152,7 @@ STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"
 def log_options() -> Maker:
     """Return a function that maps what the user states about logs to keys of a run's configuration."""
     panel = "What the logs do not report"
-    texts = {name: f"The logs' {OPEN_CHOICES.get(name, name)}." for name in STATED} | {"scale": "The logs' GPUs."}
+    texts = {name: f"The logs' {OPEN_CHOICES.get(name, name)}." for name in STATED} | {"scale": "Number of GPUs."}
     options = [replace(options_of(Request)[name], panel=panel, basic=True, help=texts[name]) for name in texts]
     parameters = (parameter(option, envvar=False).replace(default=None) for option in options)
 

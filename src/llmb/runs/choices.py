@@ -349,7 +349,7 @@ class Choices(Record):
     ] = None
     lora_dropout: Annotated[
         float | None,
-        _fine_tuning(help="Dropout of the adapters' inputs, below 1. Default: that of the recipe.", minimum=0),
+        _fine_tuning(help="Dropout probability of adapters' inputs, below 1. Default: the recipe's.", minimum=0),
     ] = None
     lora_targets: Annotated[
         LoraTargets | None,
