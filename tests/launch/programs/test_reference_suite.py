@@ -144,7 +144,7 @@ def test_what_the_shell_has_set_does_not_reach_the_script_unnoticed() -> None:
 @pytest.mark.parametrize(
     ("said", "arguments"),
     [
-        ("--seed|seed is set, which only llmb's engine supports", {"choices": Choices(seed=3)}),
+        ("--seed|seed is set, which the script does not support", {"choices": Choices(seed=3)}),
         ("always have 25 steps", {"choices": Choices(steps=40, profiling=Profiling(profile=True))}),
         ("--tp has no corresponding variable", {"overrides": Overrides(tp=2)}),
         ("the script does not read NOTHING", {"arguments": {"nothing": "1"}}),

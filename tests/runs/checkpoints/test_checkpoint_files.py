@@ -113,7 +113,7 @@ def test_the_newest_comes_last_and_damaged_ones_are_left_out(make: Make, tmp_pat
         ("consolidated.00.pth", "Llama"),
         (".metadata", "torch.distributed.checkpoint by another program"),
         ("weights/.metadata", "torch.distributed.checkpoint by another program"),
-        ("readme.txt", "nothing in it looks like one"),
+        ("readme.txt", "it has no 'checkpoint.json'"),
     ],
 )
 def test_what_others_made_is_named(tmp_path: Path, file: str, said: str) -> None:

@@ -168,7 +168,7 @@ def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, ste
     variables, default = variables_by_option(script), Choices()
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
-            yield f"{option_text(choices, name)} is set, which only llmb's engine supports"
+            yield f"{option_text(choices, name)} is set, which the script does not support"
     chosen = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
     others = [name for name in recipe.overridden if name not in LAYOUT]
     for option in (*(name for name in chosen if name not in variables), *others):

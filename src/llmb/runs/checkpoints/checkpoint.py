@@ -63,7 +63,7 @@ def describe_folder(path: Path) -> Description:
     for pattern, what in SIGNS:
         if next(path.glob(pattern), None):
             return Description(what)
-    return Description("it is an empty folder" if not any(path.iterdir()) else "nothing in it looks like one")
+    return Description("it is an empty folder" if not any(path.iterdir()) else "it has no 'checkpoint.json'")
 
 
 RECORD = "checkpoint.json"

@@ -94,7 +94,7 @@ def _no_weights(path: Path) -> UsageError:
             do="download the model's safetensors files or, if you trust the files, convert them with "
             "transformers (save_pretrained)",
         )
-    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download them")
+    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download weights")
 
 
 def read_json(path: Path) -> dict[str, Any]:

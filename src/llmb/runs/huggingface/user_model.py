@@ -57,7 +57,7 @@ def read_user_model(path: Path) -> UserModel:
         check_values(text)
         config = json.loads(text, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the file is not valid JSON: {error}", where=str(path)) from error
+        raise UsageError(f"the file is not valid JSON: {error}", where=str(path), do="correct it") from error
     if not isinstance(config, dict):
         raise UsageError("the file is not a JSON object", where=str(path), do="pass a config.json of Hugging Face")
     form = _format(config, path)

@@ -501,7 +501,7 @@ def test_profiled_ranks_run_under_nsight_systems(
 
 
 def test_what_cannot_be_profiled_is_refused() -> None:
-    with pytest.raises(UsageError, match="--nccl-trace is set, which only llmb's engine supports"):
+    with pytest.raises(UsageError, match="--nccl-trace is set, which llmb does not pass to the script"):
         order_of(Request(**LORA, gpu_type="b200", scale=8), Choices(profiling=Profiling(nccl_trace=True)))
     with pytest.raises(UsageError, match="--profile-ranks contains rank 16, but the run's last rank is 15"):
         profiled("nsys", profile_ranks="16")

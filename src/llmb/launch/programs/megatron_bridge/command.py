@@ -324,9 +324,9 @@ def _choice_problems(choices: Choices) -> Iterator[str]:
     default, scaling = Choices(), bridge_data().fp8_recipe
     yield from choices.label_problems()
     if choices.profiling.nccl_trace:
-        yield "--nccl-trace is set, which only llmb's engine supports"
+        yield "--nccl-trace is set, which llmb does not pass to the script"
     if choices.fp8_recipe not in (None, scaling):
         yield f"--fp8-recipe is {choices.fp8_recipe}; the script uses {scaling}"
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
-            yield f"{option_text(choices, name)} is set, which only llmb's engine supports"
+            yield f"{option_text(choices, name)} is set, which llmb does not pass to the script"
