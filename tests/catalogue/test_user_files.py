@@ -106,6 +106,10 @@ WRONG = [
     ("models/mine.yaml", "mlp: swiglu", "mlp: gelu", "mlp: Input should be 'swiglu' or 'squared-relu'"),
     ("workloads/pretrain_mine.yaml", "above_largest", "above", "layouts.0.above: unknown key; valid: size, model_size"),
     ("workloads/pretrain_mine.yaml", "mbs: 1, gbs: 64", "mbs: 1, gbs: 63", "GBS 63 is not divisible by MBS x DP"),
+    ("models/mine.yaml", "layers: 4", "layers: yes", "sizes.small.layers: it must be a number"),
+    ("expectations/mine-26.11.yaml", "s: 1.5", "s: .nan", "rows.0.step_time_s: Input should be less"),
+    ("expectations/mine-26.11.yaml", "s: 1.5", "s: -1.5", "rows.0.step_time_s: Input should be greater than 0"),
+    ("expectations/mine-26.11.yaml", "s: 1.5", "s: true", "rows.0.step_time_s: it must be a number"),
     ("workloads/pretrain_mine.yaml", "model: mine", "model: yours", "there is no model 'yours'"),
     ("workloads/pretrain_mine.yaml", "title: mine", "title: [", "not valid YAML"),
     (
@@ -129,6 +133,19 @@ def test_a_wrong_file_ends_the_commands_that_need_it_and_no_others(
     checked = llmb("config", "check", code=2)
     assert said in checked.stderr
     assert "problem" in checked.stdout
+
+
+def test_kv_heads_divide_attention_heads(llmb: Run, own: Path) -> None:
+    change(own, "models/mine.yaml", "kv_heads: 4", "kv_heads: 3")
+    assert "attention heads 8 is not divisible by 3 KV heads" in llmb(*MINE, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("step_time_s: 1.5", "step_time_s: 1500"), ("s: 5461", "s: 683"), ("s: 2119", "s: 21")]
+)
+def test_figures_that_contradict_each_other_are_not_used(llmb: Run, own: Path, before: str, after: str) -> None:
+    change(own, "expectations/mine-26.11.yaml", before, after)
+    assert "the published figures contradict each other" in llmb(*MINE).stdout
 
 
 NAMES = [

@@ -101,6 +101,8 @@ def _tensor(model: Model, layout: Layout) -> Iterator[str]:
         parts["sequence length"] = layout.seq_len
     if model.moe is not None and model.moe.shared_ffn_hidden_size is not None:
         parts["shared expert's FFN size"] = model.moe.shared_ffn_hidden_size
+    if model.attention_heads % model.kv_heads:
+        yield f"number of attention heads {model.attention_heads} is not divisible by {model.kv_heads} KV heads"
     for name, value in parts.items():
         if value % tp:
             yield f"{name} {value} is not divisible by TP {tp}"

@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of the reference documents: figures, profiles, folders, and the sources of weights and data."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from llmb.base.record import Record
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):  # pydantic would read it as 1 or 0
+        raise PydanticCustomError("number", "it must be a number")
+    return value
+
+
+Number = BeforeValidator(_number)
+Positive = Annotated[float, Field(gt=0, lt=1e30), Number]
 
 
 class DocumentProfile(Record):
@@ -74,12 +85,12 @@ class PublishedCondition(Record):
 class Figures(Record):
     """The figures of one run in a document; None for a figure that the document omits."""
 
-    step_time_s: float
+    step_time_s: Positive
     step_time_std_s: float | None = None
     """Population standard deviation of the window's steps, as printed by the document's script."""
-    tokens_per_s: float | None
-    mfu_pct: float | None = Field(gt=0, le=100)
-    days_per_1t_tokens: float | None
+    tokens_per_s: Positive | None
+    mfu_pct: Annotated[Positive, Field(le=100)] | None
+    days_per_1t_tokens: Positive | None
     tflops_per_gpu: float | None = None
 
 

@@ -15,9 +15,11 @@ from llmb.catalogue.published import (
     Document,
     DocumentProfile,
     Expectation,
+    Number,
     PublishedCondition,
     PublishedFlops,
 )
+from llmb.catalogue.published import Positive as Positive
 
 DEFAULT = "default"
 MIG = " MIG"
@@ -51,10 +53,9 @@ def unspecified_text(choices: Sequence[Unspecified]) -> str:
     return f"not specified: {'; '.join(choice.text() for choice in choices)}"
 
 
-Size = Annotated[int, Field(ge=1, le=1 << 53)]
+Size = Annotated[int, Field(ge=1, le=1 << 53), Number]
 """A count, small enough for a float to hold exactly."""
-Count = Annotated[int, Field(ge=0, le=1 << 53)]
-Positive = Annotated[float, Field(gt=0, lt=1e30)]
+Count = Annotated[int, Field(ge=0, le=1 << 53), Number]
 
 
 class Dtype(StrEnum):
@@ -113,10 +114,10 @@ class Gpu(Record):
     gpu_type: str
     name: str
     vendor: Literal["nvidia", "amd"] = "nvidia"
-    peak_tflops: dict[str, Annotated[float, Field(ge=1, lt=2e5)]]
-    memory_gb: float = Field(ge=1, lt=1e4)
-    memory_bandwidth_tb_s: float = Field(gt=0, lt=1e3)
-    nvlink_gb_s: float = Field(ge=1, lt=1e5)
+    peak_tflops: dict[str, Annotated[Positive, Field(ge=1, lt=2e5)]]
+    memory_gb: Positive = Field(ge=1, lt=1e4)
+    memory_bandwidth_tb_s: Positive = Field(lt=1e3)
+    nvlink_gb_s: Positive = Field(ge=1, lt=1e5)
     nvlink_domain_gpus: int = Field(gt=0)
     network_gb_s: float | None = Field(default=None, gt=0, lt=400)
     tdp_w: float | None = Field(default=None, gt=0)

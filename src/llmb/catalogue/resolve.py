@@ -543,8 +543,17 @@ def _expectations(
         and figure.expectation.release == table.release
         and figure.sizes.get("gbs", pick.row.gbs) == pick.row.gbs
     ]
+    if any(_contradicts_itself(figure, pick.row.gbs * table.seq_len) for figure in rows):
+        return (), "the published figures contradict each other, or the batch of the layout, by more than 10 %"
     reason = None if rows else f"no figure is published for {dtype} on {pick.row.gpus} {gpu_type} GPUs"
     return tuple(sorted(rows, key=lambda item: (item.kind != "table", not item.gpu_type_stated))), reason
+
+
+def _contradicts_itself(figure: Expectation, tokens: int) -> bool:
+    """Return whether a rate of a figure is not that of ``tokens`` in its step time."""
+    days = figure.days_per_1t_tokens
+    rates = (figure.tokens_per_s, 1e12 / (86_400 * days) if days else None)
+    return any(rate is not None and abs(rate * figure.step_time_s / tokens - 1) > 0.1 for rate in rates)
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:

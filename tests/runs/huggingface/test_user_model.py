@@ -230,6 +230,8 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LLAMA, {"num_hidden_layers": "many"}, "num_hidden_layers is many: "),
     (LLAMA, {"num_hidden_layers": 10**30}, "num_hidden_layers is 1000000000000000000000000000000: "),
     (LLAMA, {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; at most 1000 are supported"),
+    (LLAMA, {"num_hidden_layers": True}, "num_hidden_layers is True: it must be a number"),
+    (LLAMA, {"rope_theta": True}, "rope_theta is True: it must be a number"),
     (LLAMA, {"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide 32 heads"),
     (LLAMA, {"rope_scaling": 8}, "rope_scaling is 8, which is not a JSON object"),
     (LLAMA, {"rope_scaling": {**LLAMA3_SCALING, "beta": 1}}, "rope_scaling.beta is 1, an unknown setting"),
