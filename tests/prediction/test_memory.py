@@ -10,7 +10,7 @@ from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, publishe
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import Layout
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.prediction.memory import estimate, settle_sharding, why_not_estimated
+from llmb.prediction.memory import estimate, memory_of, settle_sharding, why_not_estimated
 from llmb.prediction.sizes import moments
 from llmb.runs.choices import Choices, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
@@ -156,3 +156,12 @@ def test_state_is_what_published_runs_print_as_allocated(
     use = estimate(make_plan(resolve(Catalogue(), request), Choices(), device="cuda")).fullest.bytes_by_owner
     state = use["weights"] + use["gradients"] + use["optimizer"]
     assert state / 1e9 == pytest.approx(published_gb, rel=0.01)
+
+
+def test_memory_is_unknown_where_the_published_run_recomputed_what_the_estimate_does_not() -> None:
+    request = Request(workload="pretrain_deepseek-v3", size="671b", gpu_type="b200", scale=256)
+    plan = make_plan(resolve(Catalogue(), request), Choices(), device="cuda", trains=False)
+    assert estimate(plan).fits is False and plan.recipe.published_way("recompute") == "mla_up_proj mlp"
+    unknown = memory_of(plan, as_published=True)
+    assert not unknown and "the published run recomputed mla_up_proj mlp" in unknown.reason
+    assert memory_of(plan, as_published=False) == estimate(plan)

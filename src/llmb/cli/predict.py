@@ -30,8 +30,9 @@ from llmb.cli.shared_options import (
     takes,
 )
 from llmb.launch.programs.engine.program import count_ranks
-from llmb.prediction.memory import estimate, settle_sharding, why_not_estimated
+from llmb.prediction.memory import estimate, memory_of, settle_sharding, why_not_estimated
 from llmb.prediction.prediction import (
+    BRIDGE,
     Calibration,
     MeasuredStep,
     Prediction,
@@ -228,10 +229,10 @@ def predict_with(
     """Predict the step of a recipe; raise UsageError if the recipe or the calibration is invalid."""
     plan = unbalanced(_plan(resolve(catalogue, request), choices, catalogue), imbalance)
     predicted = _predictor(catalogue, basis, plan, find)
-    found, reason = predicted(plan), why_not_estimated(plan)
+    found = predicted(plan)
     return RunPrediction(
         found,
-        Missing(reason) if reason else estimate(plan),
+        memory_of(plan, as_published=found.calibration.software == BRIDGE),
         scale_up(plan, further.scaling, predicted) if further.scaling else None,
         goodput(plan.recipe.scale, further.gpu_mtbf_h, further.save_s, further.restart_s)
         if further.gpu_mtbf_h

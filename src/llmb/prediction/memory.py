@@ -13,6 +13,7 @@ from operator import mul
 from typing import NamedTuple
 
 from llmb.base.errors import UsageError
+from llmb.base.missing import Missing
 from llmb.catalogue.layout_check import rank_stages, stage_layers
 from llmb.catalogue.records import Dtype
 from llmb.prediction.sizes import BF16, FP32, GATHERED, Sizes, moments, together_in_turn
@@ -37,6 +38,17 @@ def why_not_estimated(plan: EnginePlan) -> str | None:
     if not layout.sequence_parallel:
         return "the memory of a layout without sequence parallelism (--no-sequence-parallel) is not estimated"
     return None
+
+
+def memory_of(plan: EnginePlan, *, as_published: bool) -> MemoryUse | Missing:
+    """Estimate the memory of a plan; Missing if it cannot be estimated, or if it does not fit, but a run as published
+    recomputes activations of which the estimate knows nothing."""
+    if reason := why_not_estimated(plan):
+        return Missing(reason)
+    use, published = estimate(plan), plan.recipe.published_way("recompute")
+    if use.fits is not False or not as_published or plan.recompute != "none" or published in (None, "none"):
+        return use
+    return Missing(f"the published run recomputed {published}; without this, it would need {use.needed_gib:.0f} GiB")
 
 
 def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
