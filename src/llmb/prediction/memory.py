@@ -6,6 +6,7 @@ peaks at the loss, when every micro-batch in flight holds its saved activations;
 stages without a loss; when the gradients of a step are reduced; or in the update.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -135,6 +136,8 @@ class _Rank:
         if numbers[-1] == len(layers) - 1:
             self.stages[-1] += [layout.layers - 1] * plan.recipe.model.multi_token_layers
         self.layers = [layer for stage in self.stages for layer in stage]
+        self.unlike = list(dict.fromkeys(map(sizes.alike.__getitem__, self.layers)))
+        """One layer of each kind that the rank has."""
         self.is_first, self.is_last = numbers[0] == 0, numbers[-1] == len(layers) - 1
         shared = sizes.is_shared
         self.sharding = plan.parallelism.dp_sharding if shared else "none"
@@ -156,8 +159,8 @@ class _Rank:
         return self.is_last * (self.sizes.norm + table)
 
     def experts(self, layers: Sequence[int]) -> int:
-        each = self.sizes.expert_matrices()
-        return each and each * sum(map(self.plan.recipe.model.is_moe_layer, layers))
+        each, model = self.sizes.expert_matrices(), self.plan.recipe.model
+        return each and each * self.summed(model.is_moe_layer, layers)
 
     def blocks(self, layers: Sequence[int]) -> int:
         """Count the elements of blocks, without routed experts and adapters."""
@@ -165,18 +168,13 @@ class _Rank:
 
     def summed(self, count: Callable[[int], int], layers: Sequence[int]) -> int:
         """Sum ``count`` over layers. Equal layers are counted once, because a search of layouts calls this often."""
-        if self.sizes.has_equal_blocks and layers:
-            return len(layers) * count(layers[0])
-        return sum(map(count, layers))
+        alike = Counter(map(self.sizes.alike.__getitem__, layers))
+        return sum(number * count(layer) for layer, number in alike.items())
 
     def cast(self) -> int:
         """Count the elements of the matrices that are cast to FP8."""
-        model, sizes = self.plan.recipe.model, self.sizes
-        return sum(
-            sizes.matrices(each) + (sizes.expert_matrices() if model.is_moe_layer(each) else 0)
-            for each in self.layers
-            if sizes.computes_fp8(each)
-        )
+        sizes, cast = self.sizes, [each for each in self.layers if self.sizes.computes_fp8(each)]
+        return self.summed(sizes.matrices, cast) + self.experts(cast)
 
     def memory(self, rank: int) -> RankMemory:
         in_passes = self.among_blocks() if self.gathers_blocks else self.at_loss_or_block()
@@ -247,8 +245,7 @@ class _Rank:
     def at_loss_or_block(self) -> dict[str, int]:
         sizes = self.sizes
         holds = self.holds()
-        asked = self.layers[:1] if sizes.has_equal_blocks else self.layers
-        working = max(map(sizes.working, asked), default=0)
+        working = max(map(sizes.working, self.unlike), default=0)
         at_end = max(working, sizes.head()) - working if self.is_last else 0
         # The embedding's gradient comes last and is added to that of earlier micro-batches while its own input still
         # exists; another such gradient is being sent.
@@ -293,7 +290,7 @@ class _Rank:
             return int(size * elements + max(BF16 * elements, BF16 * last + shard * elements / self.pieces))
 
         beside, after = [0], [at_once(self.ends(), self.first_table() or self.last_table()) * trained]
-        for layer in self.layers[:1] if sizes.has_equal_blocks else self.layers:
+        for layer in self.unlike:
             dense = sizes.matrices(layer) + sizes.others(layer) if trained else sizes.adapters()
             experts = self.experts([layer]) * trained
             of_experts = int((size + max(BF16 * 4 / 3, shard / self.expert_pieces)) * experts)
@@ -445,12 +442,11 @@ class _Rank:
         hidden = BF16 * sizes.hidden * sizes.shard
         sent = reduced = travelling = 0
         sums = in_all = self.sums()
-        asked = self.layers[:1] if sizes.has_equal_blocks else self.layers
-        blocks = {layer: self.sent_block(layer) for layer in asked}
+        blocks = {layer: self.sent_block(layer) for layer in self.unlike}
         for stage, layers in reversed(list(enumerate(self.stages))):
             if self.layout.ga <= together:
                 sums = self.sums(stage)
-            sent_of = [blocks.get(layer) or blocks[self.layers[0]] for layer in layers]
+            sent_of = [blocks[sizes.alike[layer]] for layer in layers]
             saved = sum(block.saved for block in sent_of) + together * sum(holds[:stage])
             for block in reversed(sent_of):
                 held = saved + reduced + travelling

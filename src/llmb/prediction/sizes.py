@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of a model's parts on one rank, the activations that a block saves, and the peak moments of a pipeline rank."""
 
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, cached_property
 from itertools import groupby, zip_longest
 from math import ceil
 from operator import ge
@@ -107,10 +107,14 @@ class Sizes:
         self.products = MATRICES[model.mlp] - 1
         """Number of matrices of a feed-forward layer before its activation."""
 
-    @property
-    def has_equal_blocks(self) -> bool:
-        """Return whether all blocks have the same sizes."""
-        return self.model.moe is None and self.plan.fp8_recipe != "current" and not self.model.chunked_attention
+    @cached_property
+    def alike(self) -> Sequence[int]:
+        """The first layer with the same sizes, for each layer."""
+        first: dict[object, int] = {}
+        model, layers = self.model, range(self.model.layers)
+        kinds = [(*map(part, layers),) for part in (model.kind_of, model.is_moe_layer, model.is_global_layer)]
+        every = zip(*kinds, map(self.computes_fp8, layers), strict=True)
+        return [first.setdefault(kind, layer) for layer, kind in enumerate(every)]
 
     def attention_matrices(self) -> int:
         if latent := self.model.latent_attention:
