@@ -112,6 +112,7 @@ CONTRADICTING: dict[str, tuple[Change, str]] = {
     "loss": (each(loss=math.nan), "step 40: loss nan"),
     "gradient": (each(grad_norm=math.inf), "gradient norm inf"),
     "another mean": (record_of(result__step_time_s__mean=1.0), "but its result has 1 s"),
+    "another rate": (record_of(result__tokens_per_s=1.0), "its result has 1 tokens/s, but"),
     "another status": (record_of(result__status="failed"), "its status is success, but its result is failed"),
     "no result": (record_of(result=None), "its status is success, but it has no result"),
     "too few steps": (steps_of(lambda steps: steps[:20]), "20"),

@@ -154,6 +154,13 @@ def test_other_work_on_the_machine_is_named(write: Write, tmp_path: Path) -> Non
     assert row.soft and not compare_runs(before, after).rows[0].soft
 
 
+def test_a_comparison_of_other_windows_is_soft(write: Write, compare: Callable[..., Comparison]) -> None:
+    write("before", 2.0, steps=50, window="35-44")
+    write("after", 2.0, steps=50, window="10-19")
+    (row,) = compare("before", "after").rows
+    assert row.soft and row.reason and row.reason.endswith("window: 35-44 before, 10-19 after")
+
+
 def test_what_differs_in_the_records_is_listed(write: Write, compare: Callable[..., Comparison]) -> None:
     write("before", 2.0, fields={"environment": {"torch": "2.12.0", "nodes": ["node1"]}}, seed=1)
     write("after", 2.0, fields={"environment": {"nodes": ["node1"]}}, runs=2, seed=2)

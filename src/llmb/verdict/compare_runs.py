@@ -13,6 +13,7 @@ from llmb.runs.analyzed_run import AnalyzedRun, ExcludedRun, RunSet, exclusion_r
 from llmb.runs.conditions import Difference, Value, definite_differences, differences, rule_of, title_of, together
 from llmb.runs.result import BETTER, CHANGED_COPY, WORST, VerdictName
 from llmb.verdict.group_difference import RunMean, decide, group_difference
+from llmb.verdict.judge_run import kind_of_window
 from llmb.verdict.judgement import Tolerance, default_tolerance, unknown_scale
 from llmb.verdict.match_runs import (
     Configuration,
@@ -60,8 +61,8 @@ class Row(Record):
     """Number of earlier runs that ``noise_pct`` is estimated from, if each side has a single run."""
     verdict: VerdictName
     soft: bool
-    """True if the spread between repeats or the number of GPUs is unknown, or if a run had a fault, such as other work
-    on the machine."""
+    """True if the spread between repeats or the number of GPUs is unknown, if the windows differ, or if a run had a
+    fault, such as other work on the machine."""
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
@@ -195,7 +196,8 @@ def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName
 
 def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> Row:
     before, after = pair.before, pair.after
-    disturbed = (*_disturbed(pair), *filter(None, (unknown_scale((*before.runs, *after.runs)),)))
+    doubts = (unknown_scale((*before.runs, *after.runs)), _other_window(pair))
+    disturbed = (*_disturbed(pair), *filter(None, doubts))
     works = _works(before.configuration, after.configuration)
     changed = differences(before.configuration, after.configuration)
     obstacle = _obstacle(changed, works)
@@ -236,6 +238,12 @@ def _disturbed(pair: Pair) -> Iterator[str]:
     for side, group in (("before", pair.before), ("after", pair.after)):
         texts = together({key: "; ".join(said) for key, said in run.faults.items()} for run in group.runs)
         yield from (f"{title_of(key)} {side}: {text}" for key, text in texts.items())
+
+
+def _other_window(pair: Pair) -> str | None:
+    """Return why a row is soft if the sides average other steps; all steady states are alike."""
+    before, after = (sorted({str(kind_of_window(run)) for run in side.runs}) for side in (pair.before, pair.after))
+    return None if before == after else f"window: {', '.join(before)} before, {', '.join(after)} after"
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:

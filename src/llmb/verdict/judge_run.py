@@ -243,7 +243,7 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
         return Judged(title, (), without_reference("inconclusive", "no run of this recipe was found"))
     by_window: dict[str | None, list[AnalyzedRun]] = {}
     for run in used:
-        by_window.setdefault(_kind_of_window(run), []).append(run)
+        by_window.setdefault(kind_of_window(run), []).append(run)
     repeats = [group for same in by_window.values() for group in grouped(same)]
     judged = [_accepted_repeats(title, group, wanted.tolerance) for group in repeats]
 
@@ -253,7 +253,7 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
     return min(judged, key=order)
 
 
-def _kind_of_window(run: AnalyzedRun) -> str | None:
+def kind_of_window(run: AnalyzedRun) -> str | None:
     """Return the kind of a run's window. All steady states are of one kind, wherever they begin."""
     if run.window is None:
         return None
