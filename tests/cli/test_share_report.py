@@ -12,6 +12,8 @@ import pytest
 from called_here import Run
 from recorded_runs import gpu_record, times_around, write_run
 
+from llmb.base.errors import UsageError
+from llmb.cli.share import format_of
 from llmb.reports.page.charts import BLUE, Line, series_chart
 from llmb.reports.page.render import public_text
 from llmb.runs.folder import RunFolder
@@ -378,3 +380,9 @@ def test_an_inconclusive_run_is_repeated_with_its_own_settings(root: Path, page:
         r" --seed 7 --attention-backend cudnn --repeats \d+",
         command,
     )
+
+
+def test_the_name_of_the_file_decides_the_format() -> None:
+    assert [format_of(None, each) for each in (None, Path("x.PDF"), Path("page"))] == ["html", "pdf", "html"]
+    with pytest.raises(UsageError, match="--format is md, but --output ends in"):
+        format_of("md", Path("x.pdf"))

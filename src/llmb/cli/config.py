@@ -117,7 +117,7 @@ def check(
 
     The comparison lists the differences in everything that llmb relies on, such as the variables of a launch script and
     the commits of its software. `--framework reference_suite` does the same check before it queues a job. The exit code
-    is 6 if anything differs. Without a checkout, only the catalogue is checked.
+    is 6 if anything differs. Without a checkout, only the catalogue is checked; one of them has to exist.
 
     Examples:
 

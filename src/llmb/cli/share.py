@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -44,6 +44,7 @@ AgainstRuns = Annotated[
     typer.Option("--against", metavar="RUNS", help="Judge against these runs. Default: as for `llmb judge`."),
 ]
 Format = Literal["html", "md", "pdf", "svg", "png"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 @app.command()
@@ -60,7 +61,13 @@ def report(
             help="File to write. Default: report.FORMAT; for a plot, NAME.FORMAT; for md, standard output.",
         ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="pdf needs a browser; svg and png require --plot.")] = "html",
+    chosen: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="pdf needs a browser; svg and png require --plot. Default: by the name of --output, or html.",
+        ),
+    ] = None,
     plot: Annotated[
         str | None,
         typer.Option("--plot", metavar="NAME", help="Write only this plot, by its name in the page's links."),
@@ -85,6 +92,7 @@ def report(
 
     - `llmb report latest --plot step-times --format svg`
     """
+    form = format_of(chosen, output)
     if show and form == "md":
         raise UsageError("--open requires a page or a plot, not Markdown", do="omit --format md")
     if (plot is None) == (form in ("svg", "png")):
@@ -98,6 +106,15 @@ def report(
     sys.stderr.write(f"{counted(len(found.runs), 'run')} in {path}, {path.stat().st_size / 1000:,.0f} kB\n")
     if show and not webbrowser.open(path.absolute().as_uri()):
         say(f"no browser was found here; open {path.absolute()} on a machine with a browser")
+
+
+def format_of(chosen: Format | None, output: Path | None) -> Format:
+    """Return the format of a report: the chosen one, that of the file's name, or HTML. Raise UsageError if the first
+    two differ."""
+    named = next((each for each in FORMATS if output and output.suffix.lower() == f".{each}"), None)
+    if chosen and named and chosen != named:
+        raise UsageError(f"--format is {chosen}, but --output ends in .{named}", do="omit --format, or rename the file")
+    return chosen or named or "html"
 
 
 def report_on(

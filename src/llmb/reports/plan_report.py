@@ -159,11 +159,14 @@ def _published_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
     expected = plan.recipe.figure
     if expected is None:
         yield "published", unknown(plan.recipe.expectations_reason or "the document has no figure")
-        yield "duration", unknown("no published step time")
     else:
         yield "published", f"{number(expected.step_time_s)} s per step: {expected.source} line {expected.line}"
-        minutes = number(plan.steps * expected.step_time_s / 60)
-        yield "duration", f"about {minutes} min for {plan.steps} steps at that speed, after the start"
+    if (basis := expected or plan.predicted) is None:
+        yield "duration", unknown("no published or predicted step time")
+        return
+    minutes = number(plan.steps * basis.step_time_s / 60)
+    speed = "published" if expected else "predicted"
+    yield "duration", f"about {minutes} min for {plan.steps} steps at the {speed} speed, after the start"
 
 
 def profile_text(profile: Profile) -> str:
