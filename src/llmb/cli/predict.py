@@ -5,6 +5,7 @@ import csv
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -207,6 +208,10 @@ class FurtherGpus:
     what_if: bool = False
     tokens: float | None = None
     price: float | None = None
+
+    def __post_init__(self) -> None:
+        if inf in (self.gpu_mtbf_h, self.save_s, self.restart_s, self.tokens, self.price):
+            raise UsageError("tokens, price, and the times of failures and checkpoints must be finite")
 
 
 @dataclass(frozen=True, slots=True)
