@@ -142,6 +142,7 @@ def test_hardware_of_ones_own_is_checked(llmb: Run, tmp_path: Path) -> None:
     for good, bad, named in (
         ("memory_bandwidth_tb_s: 2\n", "memory_bandwidth_tb_s: 3350\n", "memory_bandwidth_tb_s"),
         ("bf16: 500", "bf16: -500", "peak_tflops.bf16"),
+        ("bf16: 500", "bf16: true", "peak_tflops.bf16"),
         ("bf16: 500", "bf16: 0.5", "peak_tflops.bf16"),
         ("memory_gb: 80", "memory_gb: 81559", "memory_gb"),
         ("network_gb_s: 25\n", "network_gb_s: 400\n", "network_gb_s"),

@@ -114,10 +114,10 @@ class Gpu(Record):
     gpu_type: str
     name: str
     vendor: Literal["nvidia", "amd"] = "nvidia"
-    peak_tflops: dict[str, Annotated[Positive, Field(ge=1, lt=2e5)]]
-    memory_gb: Positive = Field(ge=1, lt=1e4)
-    memory_bandwidth_tb_s: Positive = Field(lt=1e3)
-    nvlink_gb_s: Positive = Field(ge=1, lt=1e5)
+    peak_tflops: dict[str, Annotated[float, Field(ge=1, lt=2e5), Number]]
+    memory_gb: Annotated[float, Number] = Field(ge=1, lt=1e4)
+    memory_bandwidth_tb_s: Annotated[float, Number] = Field(gt=0, lt=1e3)
+    nvlink_gb_s: Annotated[float, Number] = Field(ge=1, lt=1e5)
     nvlink_domain_gpus: int = Field(gt=0)
     network_gb_s: float | None = Field(default=None, gt=0, lt=400)
     tdp_w: float | None = Field(default=None, gt=0)
