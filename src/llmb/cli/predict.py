@@ -380,7 +380,7 @@ class SearchOptions:
             "--max-memory-gib",
             metavar="GIB",
             min=1,
-            help="Maximum memory of a rank, if less than fits the GPU. Default: no further limit.",
+            help="Maximum memory of a rank, if lower than the GPU's. Default: no further limit.",
         ),
     ] = None
 

@@ -182,7 +182,7 @@ def plan_here(
 ) -> LocalRun:
     """Plan a run on this machine; with ``pretended_rank``, a run of that rank alone, with synthetic data.
 
-    Raise UsageError with all problems of the request if it is invalid.
+    Raise UsageError for an invalid framework, layout or other option.
     """
     options = framework or FrameworkOptions()
     program = find_program(options.framework or ENGINE)

@@ -150,7 +150,7 @@ WORKLOAD = "workload"
 
 
 def entry_options() -> dict[str, Option]:
-    """Return the options that entries have in addition to the options of a job."""
+    """Return the options that entries declare, except the workload; some, such as dtype, replace options of a job."""
     return {name: option for name, option in options_of(Entry).items() if name != WORKLOAD}
 
 

@@ -66,8 +66,8 @@ class _Process:
 def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
     """Return one timeline per process, sorted by process identifier.
 
-    Raise UsageError if the file is not an export, or has no GPU kernels. If no step of a process is marked, its
-    timeline has none or, if ``unmarked``, a single one.
+    Raise UsageError if the file is not an export, has no GPU kernels, or has a process with several GPUs or a step
+    marked twice. If no step of a process is marked, its timeline has none or, if ``unmarked``, a single one.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:

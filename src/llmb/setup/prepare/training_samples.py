@@ -143,7 +143,8 @@ def split_files(source: Path) -> Files:
                 f"there are several files of {split} samples",
                 where=str(source),
                 choices=names,
-                do="move all but one of these files elsewhere, or pass one file with --source",
+                do="move all but one of these files elsewhere"
+                + (", or pass one file with --source" if split == "training" else ""),
             )
     return parts
 

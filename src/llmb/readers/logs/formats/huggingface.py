@@ -238,9 +238,9 @@ class HuggingFaceReader:
             return
         totals = ", ".join(map(str, sorted({total, *self.other_totals})))
         raise UsageError(
-            f"the log has progress bars of {totals} steps, but a training of {steps:.0f} steps ended: it is unknown"
-            " which bar belongs to that training",
-            do="write the log of each training to a separate file",
+            f"the log has progress bars of {totals} steps, but a training run of {steps:.0f} steps ended: it is"
+            " unknown which bar belongs to that run",
+            do="write the log of each training run to a separate file",
         )
 
 
