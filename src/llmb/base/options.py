@@ -154,7 +154,7 @@ class Option:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The option's keys in files: its name, its field's unless a flag negates it, and flags such as ``dp_sharding``."""
+        """The option's keys in files: its name, its field's unless a flag negates it, and its long flags."""
         long = (text.partition("/")[0] for text in self.spellings if text.startswith("--"))
         spelled = (text.removeprefix("--").replace("-", "_") for text in long)
         return tuple(dict.fromkeys((self.name, *(() if self.negates else (self.field,)), *spelled)))

@@ -149,7 +149,10 @@ def test_what_the_shell_has_set_does_not_reach_the_script_unnoticed() -> None:
         ("--tp has no corresponding variable", {"overrides": Overrides(tp=2)}),
         ("the script does not read NOTHING", {"arguments": {"nothing": "1"}}),
         ("pass --steps instead", {"arguments": {"max_steps": "1"}}),
-        ("the launch script reads MAX_STEPS", {"options": JobOptions(variables={"MAX_STEPS": "5"})}),
+        (
+            "MAX_STEPS, set by --env or cluster_config.yaml, would change what",
+            {"options": JobOptions(variables={"MAX_STEPS": "5"})},
+        ),
         ("--nodelist cannot be passed to sbatch", {"options": JobOptions(flags={"nodelist": "node1"})}),
         ("--vboost is only supported for jobs that llmb starts itself", {"options": JobOptions(vboost=1)}),
     ],

@@ -449,11 +449,12 @@ def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
 
 
 def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
-    """Raise UsageError if --env or settings set variables that the script reads, which would change the run."""
+    """Raise UsageError if --env or settings set variables that would change what the launch script runs."""
     clashing = sorted(request.explicit & (script.reads | {*script.removed}) - CACHES - {TOKEN})
     if clashing:
-        do = "omit these, and pass the corresponding options of llmb or --framework-arg NAME=VALUE"
-        raise UsageError(f"the launch script reads {', '.join(clashing)}, set by --env or cluster_config.yaml", do=do)
+        do = "omit them; for variables that the script reads, pass llmb's own options or --framework-arg NAME=VALUE"
+        what = f"{', '.join(clashing)}, set by --env or cluster_config.yaml, would change what the launch script runs"
+        raise UsageError(what, do=do)
 
 
 def bring_log(folder: RunFolder) -> None:

@@ -91,7 +91,7 @@ def find_logs(root: Path) -> LogFiles:
     if not sizes and not refused:
         raise UsageError(
             f"no '*.out' file in or below '{root}'" + (f"; {counted(unread, '*.log file')} not read" if unread else ""),
-            do="pass the directory that contains the logs, or the path of one log file",
+            do="pass a directory with *.out files or, without --compat, each log file by its path",
         )
     return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused), unread)
 

@@ -15,6 +15,7 @@ from llmb.base.errors import UsageError
 from llmb.base.input_files import MOST_JSON_BYTES, check_values, read_regular
 from llmb.runs.huggingface.tensors import ADAPTER_CONFIG, CONFIG, INDEX, SINGLE_FILE
 
+AGAIN = "download or save the file again"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -104,10 +105,10 @@ def read_json(path: Path) -> dict[str, Any]:
         check_values(text)
         content = json.loads(text)
     except (ValueError, OSError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path), do="download it again") from error
+        why, do = (error.strerror, "check the folder") if isinstance(error, OSError) else (error, AGAIN)
+        raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path), do=do) from error
     if not isinstance(content, dict):
-        raise UsageError(f"'{path.name}' does not contain a JSON object", where=str(path), do="download it again")
+        raise UsageError(f"'{path.name}' does not contain a JSON object", where=str(path), do=AGAIN)
     return content
 
 
