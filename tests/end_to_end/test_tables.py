@@ -36,12 +36,13 @@ def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]
     assert list(plain_lines(make())) == shown_lines(make(), 200)
 
 
-@pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("width", [24, 40])
 def test_a_narrow_terminal_folds_and_loses_nothing(width: int) -> None:
     table = rows_table("Long", ("name", "words"), [("one", "two words", "x" * 200)])
     lines = shown_lines(table, width)
     assert "".join(lines).count("x") == 200
     assert max(map(len, lines)) <= width
+    assert shown_lines(table, 23) == list(plain_lines(table)), "too narrow for three columns"
 
 
 def test_names_stay_whole_where_they_fit_in_a_line() -> None:
@@ -51,6 +52,7 @@ def test_names_stay_whole_where_they_fit_in_a_line() -> None:
     for width in (100, 120):
         assert f"{name}  success" in "\n".join(lines := shown_lines(table, width))
         assert max(map(len, lines)) <= width
+    assert shown_lines(table, 23) == list(plain_lines(table)), "too narrow for three columns"
 
 
 def test_columns_are_left_out_in_their_order_where_a_terminal_is_too_narrow() -> None:

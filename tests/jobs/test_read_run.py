@@ -158,7 +158,9 @@ def record_window(log: Path, window: dict[str, Any]) -> None:
     """The run as if it had been planned, and had ended, with another window."""
     content = json.loads((log.parent / "run.json").read_text())
     content["plan"]["window"] = window
-    content["result"]["step_time_s"]["mean"] = fmean(exact_times(log)[window["first"] : window["last"] + 1])
+    mean_s = fmean(exact_times(log)[window["first"] : window["last"] + 1])
+    content["result"]["tokens_per_s"] *= content["result"]["step_time_s"]["mean"] / mean_s
+    content["result"]["step_time_s"]["mean"] = mean_s
     record(log, plan=content["plan"], result=content["result"])
 
 

@@ -35,7 +35,7 @@ STARTED_WITHIN_S = 300
 
 FAMILIES = [
     (*LLAMA, "--scale", "2", "--pp", "2", "--recompute", "full", "--profile", "--profile-start-step", "8"),
-    (*QWEN, "-s", "tiny-moe", "--scale", "4", "--tp", "2", "--ep", "2"),
+    (*QWEN, "-s", "tiny-moe", "--scale", "2", "--ep", "2"),
     (*GPT_OSS, "--scale", "1"),
     (*DEEPSEEK, "--scale", "1", "--dtype", "bf16"),
 ]
@@ -45,6 +45,7 @@ FURTHER = [
     (*LLAMA, "--scale", "2", "--tp", "2"),
     (*LLAMA, "--scale", "1", "--dtype", "fp8", "--emulate-fp8"),
     (*QWEN, "--scale", "2", "--dp-sharding", "none"),
+    (*QWEN, "-s", "tiny-moe", "--scale", "4", "--tp", "2", "--ep", "2"),
     (*GPT_OSS, "--scale", "4", "--tp", "2", "--ep", "2", "--force-load-balancing"),
     (*DEEPSEEK, "--scale", "2", "--pp", "2", "--recompute", "selective"),
     (*DEEPSEEK, "--scale", "4", "--tp", "2", "--ep", "2", "--dtype", "bf16"),
