@@ -389,7 +389,8 @@ def test_a_job_of_torchtitan_is_followed_to_its_verdict(client: Client) -> None:
     assert (run["status"], run["steps"], run["step_time_s"]["count"]) == ("success", 10, 7)
     assert run["loss"]["last"] < run["loss"]["first"] - 0.3
     assert run["verdict_reason"] == "no published figure: a recipe of llmb itself, without published figures"
-    judged = client.json("judge", run["id"], "--expect", "9", "--explain")
+    expected = str(3 * run["step_time_s"]["mean"])
+    judged = client.json("judge", run["id"], "--expect", expected, "--explain")
     assert judged["verdict"] == "improved"
     commands = [cause["confirm"] for cause in judged["judged"][0]["explanation"]["not_known"]]
     assert all("-s tiny --framework torchtitan --dtype bf16" in command for command in commands if "-w" in command)
