@@ -131,6 +131,7 @@ def test_no_layout_that_is_slower_than_a_fitting_recipe_comes_first() -> None:
     assert isinstance(own, Candidate) and found.fitting[0].prediction.seconds > own.prediction.seconds
     assert with_recipe(found, own, {}).fitting[0] is own
     assert with_recipe(found, own, {"tp": 4}) is found
+    assert with_recipe(found, own, {"max_memory_gib": own.memory.needed_gib - 0.1}) is found
     assert with_recipe(found, Missing("it does not divide"), {}) is found
 
 

@@ -123,7 +123,7 @@ def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Cons
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
     """Add the recipe, if it fits and satisfies the constraints, and remove slower candidates with its layout. Return
     ``found`` unchanged if a candidate with this layout is not slower, or if another has a different number of GPUs."""
-    if isinstance(own, Missing) or not own.memory.fits or not _satisfies(own.plan, constraints):
+    if isinstance(own, Missing) or not _satisfies(own, constraints):
         return found
     layout = own.plan.recipe.layout
     others = [one for one in found.fitting if one.plan.recipe.layout == layout]
@@ -135,9 +135,11 @@ def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Cons
     return replace(found, fitting=tuple(sorted((*kept, own), key=lambda one: one.prediction.seconds)))
 
 
-def _satisfies(plan: EnginePlan, constraints: Constraints) -> bool:
+def _satisfies(own: Candidate, constraints: Constraints) -> bool:
+    plan, use = own.plan, own.memory
     values = {**plan.recipe.layout.model_dump(), **plan.parallelism.model_dump(), "recompute": plan.recompute}
-    return all(values.get(name, value) == value for name, value in constraints.items())
+    fits = use.fits and use.needed_gib <= constraints.get("max_memory_gib", use.needed_gib)
+    return bool(fits) and all(values.get(name, value) == value for name, value in constraints.items())
 
 
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
