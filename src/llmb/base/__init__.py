@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by every package: errors, missing values, options, files, processes, secrets, statistics."""
+"""Shared by every package: errors, missing values, options, records, files, processes, secrets, statistics."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that users can encounter. Each class has an exit code that scripts can rely on."""
+"""Errors that users can encounter, and parts of their texts. Each class has an exit code that scripts can rely on."""
 
 import difflib
 import math
@@ -23,7 +23,7 @@ LIMITS = {
     **dict.fromkeys(("yaml", "yml", "txt"), "to queue or start the runs that a file lists, use 'llmb bulk FILE'"),
     "json": "use --model-config FILE to show, predict, plan or run the model of a config.json",
 }
-"""Advice for unknown values, by the kind of value."""
+"""Advice for unknown values, by the kind of value or, for names of files, by the extension."""
 
 
 class LlmbError(Exception):
@@ -133,8 +133,8 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 def did_you_mean(value: object, names: Iterable[str]) -> str:
     """Return a suggestion with the closest of ``names``, or an empty string if none is similar.
 
-    Sizes such as 7b are compared as numbers. A short text that ends in a digit must be more similar: a100 does not
-    suggest h100.
+    For a size such as 7b, the nearest size is suggested. Another short text that ends in a digit must be more similar:
+    a100 does not suggest h100.
     """
     text, known = str(value).lower(), list(names)
     if _BILLIONS.fullmatch(text) and (sizes := [name for name in known if _BILLIONS.fullmatch(name)]):

@@ -26,7 +26,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Span(NamedTuple):
-    """The numbers from ``first`` to ``last`` (included) in steps of ``step``; both are equal for one number."""
+    """The numbers from ``first`` up to ``last`` in steps of ``step``; both are equal for one number."""
 
     first: int
     last: int
@@ -117,7 +117,7 @@ class Option:
     set_by: tuple[str, ...] = ()
     """Variables that the scheduler reads, in order of precedence."""
     name: str = ""
-    """Name of the option; by default, the field's name."""
+    """Name of the option; by default, the field's name, after ``no_`` if the option negates it."""
     field: str = ""
     annotation: Any = str
     default: Any = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Temporary folders for the lifetime of a process. Each process removes folders that killed processes left behind."""
+"""Temporary folders for a block of code. Later processes remove folders that killed processes left behind."""
 
 import fcntl
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptive and robust statistics of a series of steps."""
+"""Descriptive and robust statistics of a series of steps, and of repeats."""
 
 import math
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ FEWEST_FOR_AUTOCORRELATION = 20
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of a series; ``std``, ``cv`` and ``ci95`` are None for a single value. If the values are means of
+    """Statistics of a series; ``std``, ``cv`` and ``ci95`` are None for a single step. If the values are means of
     several steps, ``std`` and ``cv`` are None, and ``median``, ``min`` and ``max`` are those of the means."""
 
     count: int
@@ -123,9 +123,9 @@ class Statistics:
     std: float | None
     """Sample standard deviation (n - 1)."""
     cv: float | None
-    """Coefficient of variation, std / mean."""
+    """Coefficient of variation, std / mean; None if the mean is 0."""
     ci95: tuple[float, float] | None
-    """95 % confidence interval of the mean, which holds for autocorrelated steps."""
+    """95 % confidence interval of the mean, which holds for autocorrelated steps; None for one mean without error."""
     min: float
     max: float
     effective_count: float | None = None

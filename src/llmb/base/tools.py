@@ -35,7 +35,7 @@ class Output(NamedTuple):
     errors: str = ""
     """The program's standard error."""
     code: int | None = None
-    """The exit code; None if the program was not started, or was ended at a limit."""
+    """The exit code; None if the program was not started or was ended at a limit, or if its output is ignored."""
     not_here: bool = False
     """True if the program does not exist on this machine."""
 

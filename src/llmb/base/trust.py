@@ -2,9 +2,9 @@
 """Decides by owner which files to trust: settings and states that llmb acts on, and links in shared folders.
 
 Such a file may be executed, copied into a batch script, or list what is deleted. So it must belong to this user, to
-the system's administrator or, below a root of installation, to the root's owner. A root is either named explicitly, or
-found at or above the working folder, and must then not belong to another user. Git does the same for repositories
-(``safe.directory``). Results of other users may be read.
+the system's administrator or, if it is an installation's own file, to the owner of the root. A root is either named
+explicitly, or found at or above the working folder, and must then not belong to another user. Git does the same for
+repositories (``safe.directory``). Results of other users may be read.
 """
 
 import os
@@ -17,7 +17,7 @@ from llmb.base.errors import UsageError
 ADMINISTRATOR = 0
 WORKLOADS = "workloads"
 STATE_FOLDER = ".llmb"
-"""The folder in the root for the history, campaigns and the installer's state."""
+"""The folder in the root for llmb's own records, such as the history and the installer's state."""
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:
@@ -27,7 +27,7 @@ def config_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
-    """Raise UsageError unless this user, the administrator or the owner of ``root`` owns ``path`` and a link there."""
+    """Raise UsageError if another user than this, the administrator or ``root``'s owner owns ``path`` or its link."""
     trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):

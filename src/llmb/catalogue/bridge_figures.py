@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of Megatron-Bridge's performance tables, as layouts of workloads and as published figures. Pure except for
+"""Rows of Megatron-Bridge's performance tables, as layouts, FLOPs, conditions and published figures. Pure except for
 reading two data files."""
 
 import csv
@@ -64,14 +64,14 @@ class BridgeTablesFile(Record):
 
 
 class BridgeRow(BridgeSizes):
-    """A row of ``megatron_bridge.csv``: as printed, with the step time and FLOPs derived from it."""
+    """A row of ``megatron_bridge.csv``: as printed, with the step time and tokens/s derived from it."""
 
     release: str
     model: str
     task: str
     dtype: str
     fsdp: Printed
-    """Number of ranks that shard the parameters; 0 without FSDP."""
+    """Number of ranks that shard the parameters; 0 without FSDP, None if the table does not print it."""
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float
     path: str
@@ -103,7 +103,7 @@ class PublishedFigure:
     gpus: int
     expectation: Expectation
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the layout, if a recipe has figures for several layouts."""
+    """Sizes of the layout that Megatron-Bridge prints with the figure; empty for other documents."""
 
     @property
     def title(self) -> str:
@@ -188,7 +188,7 @@ class BridgeTables:
                 yield self._entry(model, row, key, value, what, of if value else f"not known: {why}")
 
     def layouts(self, workload: str, models: Mapping[str, Model]) -> tuple[LayoutTable, ...]:
-        """Return the layouts of a workload, the oldest release first."""
+        """Return the layouts of a workload, without impossible ones, the oldest release first."""
         return tuple(
             LayoutTable(
                 size=model.size,
@@ -206,7 +206,7 @@ class BridgeTables:
         )
 
     def flops(self, workload: str, models: Mapping[str, Model]) -> Iterator[FlopsEntry]:
-        """Yield the FLOPs of a sequence for each size and release, from the printed TFLOP/s and tokens/s."""
+        """Yield the document's FLOPs of a sequence for each size and release, from its first row."""
         found: dict[tuple[str, str], FlopsEntry] = {}
         for model, row in self.named:
             if model.workload == workload and model.described:

@@ -139,8 +139,8 @@ def user_folder(environ: Mapping[str, str]) -> Path | None:
 class Catalogue:
     """All recipes and published figures. Each part is read when it is first used.
 
-    Every part raises CatalogueError, with file and line, if a file violates its schema, if the sizes of a layout are
-    not divisible, if the printed DP or GA of a row contradicts its other columns, or if two files have the same name.
+    Every part raises CatalogueError, with the file and, if known, the line, if a file cannot be read, violates its
+    schema, or contradicts itself (such as in the sizes of a layout) or another file.
     """
 
     def __init__(self, root: Path = DATA, hardware: Path | None = None, own: UserModel | None = None) -> None:
@@ -251,7 +251,7 @@ class Catalogue:
 
     @cached_property
     def undescribed(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the sizes of workloads that have published figures, but no description of the model."""
+        """Return the sizes, by workload, that have published figures, but no description of the model."""
         models = [model for model in self.bridge.file.models if not model.described]
         names = dict.fromkeys(model.workload for model in models)
         return {name: tuple(model.size for model in models if model.workload == name) for name in names}
@@ -268,7 +268,7 @@ class Catalogue:
         return (*suite, *self.bridge.figures)
 
     def publications(self, document: str | None) -> "Published":
-        """Return the content that a document publishes; empty for None, as llmb's own recipes have no document."""
+        """Return the figures and conditions of a document; empty if it has none, and for None (llmb's own recipes)."""
         if document is None or not is_bridge(document):
             return self.published.get(document or "") or Published((), ())
         figures = (figure for figure in self.bridge.figures if figure.expectation.release == document)
@@ -276,7 +276,7 @@ class Catalogue:
 
     @cached_property
     def published(self) -> "Mapping[str, Published]":
-        """Return the content of each document of the reference suite, by the document's name."""
+        """Return the content of each document except Megatron-Bridge's, by the document's name."""
         return Files(self.folders("expectations"), self._read_published)
 
     def _read_models(self, path: Path) -> Mapping[str, Model]:
@@ -295,7 +295,7 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 
 
 def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
-    """Return the model that a row trains: with the row's layers, vocabulary and experts, of which a proxy has fewer."""
+    """Return the model that a row trains: with the layers, vocabulary and experts of the row, which may be a proxy."""
     changes: dict[str, object] = {"layers": row.layers}
     if vocab_size := row.vocab_size or table.vocab_size:
         changes["vocab_size"] = vocab_size
@@ -435,7 +435,7 @@ class JobDefaults(Record):
     gpus_per_node: int | None
     """Number of GPUs of a node; None on a CPU, where any number of processes fits a node."""
     nvlink_domain_nodes: int
-    """Number of nodes whose GPUs NVLink connects."""
+    """Number of whole nodes whose GPUs NVLink connects; 1 on a CPU."""
     variables: tuple[JobVariable, ...]
     vboost: int | None
     """The setting that the published jobs requested on nodes that allow it; None if the jobs requested no setting."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads YAML data files into typed records. Errors name the file and the line. In files from outside this package,
+"""Reads YAML data files into typed records. Errors name the file and, if known, the line. In files of users,
 numbers stay text if they would change when written again, and checks limit the time and memory to load them."""
 
 import re
@@ -70,7 +70,7 @@ class _Open:
 
 
 def check_yaml(text: bytes | str) -> None:
-    """Raise yaml.YAMLError if the text is invalid, or too deep or too large to be loaded safely."""
+    """Raise yaml.YAMLError if the text is invalid, has a tag, or is too deep or too large to be loaded safely."""
     sizes: dict[str, int] = {}
     stack = [_Open(None)]
     for event in yaml.parse(text, Loader=LOADER):
@@ -103,7 +103,7 @@ def _refuse(event: yaml.Event, wrong: bool, what: str) -> None:
 
 
 class CatalogueError(UsageError):
-    """An error about data files, with all problems as ``file:line: what``."""
+    """An error about data files, with problems as ``file:line: what``, or without a line if it is unknown."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -113,7 +113,7 @@ class CatalogueError(UsageError):
 
 
 def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreign: bool = False) -> Shape:
-    """Read ``path`` as ``shape``; raise CatalogueError if it violates the schema.
+    """Read ``path`` as ``shape``; raise CatalogueError if it cannot be read, is not YAML, or violates the schema.
 
     If the file is a bare list, ``wrap`` is the field of ``shape`` for it. A ``foreign`` file did not come with this
     package, so its content is checked before it is loaded.
@@ -126,7 +126,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
 
 
 def read_data(path: Path) -> object:
-    """Read a YAML file from outside this package; raise CatalogueError if it is invalid or has duplicate keys."""
+    """Read a YAML file of a user; raise CatalogueError if it cannot be read, is not YAML, or has duplicate keys."""
     data = _parse(path, foreign=True)
     if doubled := [f"{path}:{line}: duplicate key '{key}'" for line, key in duplicate_keys(compose_file(path))]:
         raise CatalogueError(doubled)
@@ -134,7 +134,7 @@ def read_data(path: Path) -> object:
 
 
 def _parse(path: Path, *, foreign: bool = False) -> object:
-    """Parse YAML; raise CatalogueError with the line of a syntax error."""
+    """Parse YAML; raise CatalogueError, for a syntax error with its line."""
     try:
         text = read_text_file(path)
         if foreign:
@@ -152,8 +152,8 @@ def _parse(path: Path, *, foreign: bool = False) -> object:
 def schema_problems(
     path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = (), shape: type[BaseModel] | None = None
 ) -> list[str]:
-    """Return one line per violation, with the keys to the value: ``below``, then the error's except the first ``skip``.
-    ``shape`` is the schema, whose keys are listed after an unknown key."""
+    """Return a line for each of the first ``MOST_PROBLEMS`` violations, and one with the number of others. Lines begin
+    with the keys ``below`` and the error's after ``skip``; the keys of ``shape`` are listed after an unknown key."""
     problems = []
     root = compose_file(path)
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
@@ -187,13 +187,13 @@ def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
 
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Return the nodes of a YAML file, with line numbers. The file is parsed again, but only for error messages."""
+    """Return the nodes of a YAML file, with line numbers; None if it is empty. The file is read and parsed again."""
     with path.open("rb") as stream:
         return yaml.compose(stream, Loader=LOADER)
 
 
 def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Return the line, from 1, of the value at ``keys`` in a composed file."""
+    """Return the line, from 1, of the value at ``keys`` in a composed file, or of the nearest value above it."""
     for key in keys:
         child = _child(node, key)
         if child is None:

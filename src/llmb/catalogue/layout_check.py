@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the layers of each pipeline stage, and the reasons why a layout is invalid. Pure."""
+"""Computes a rank's part of a model, the layers of each pipeline stage, and why a layout is invalid. Pure."""
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -66,7 +66,7 @@ def end_stage_sizes(layout: Layout) -> tuple[list[int], list[int]]:
 
 
 def check_layout(model: Model, layout: Layout) -> list[str]:
-    """Return all reasons why ``model`` cannot be trained with ``layout``; empty if it can."""
+    """Return reasons why ``model`` cannot be trained with ``layout``; empty if it can."""
     sizes = ((name, getattr(layout, name)) for name in SIZES)
     small = [f"{name} is {value}; it must be at least 1" for name, value in sizes if value < 1]
     if small:

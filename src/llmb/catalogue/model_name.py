@@ -9,11 +9,11 @@ from llmb.catalogue.custom import check_is_listed
 from llmb.catalogue.resolve import find_workload, sized_workload, sizes_of
 
 FIRST, SMALLEST = "pretrain_llama3.1", "tiny"
-"""The workload that is meant if only the size ``tiny`` is named, which every workload has."""
+"""The workload that is meant if only the size ``tiny`` is named, which most workloads have."""
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """Return the workload, and the size if ``name`` ends with one; raise UsageError for an unknown name."""
+    """Return the workload, and the size or, if ``name`` has none, None; raise UsageError for an unknown name."""
     workload, size = _parts_of(catalogue, name)
     if size is not None and size not in catalogue.undescribed.get(workload, ()):
         sized_workload(catalogue, workload, size)

@@ -36,7 +36,7 @@ def squad_lengths() -> SquadLengths:
 
 
 def document_lengths(mean: int, kind: DocumentLengths = "uniform") -> Sequence[int]:
-    """Return equally likely lengths of documents with ``mean`` tokens on average, the longest last."""
+    """Return equally likely lengths of documents with about ``mean`` tokens on average, the longest last."""
     if kind == "uniform":
         return range(1, 2 * mean)
     return [max(1, round(mean * relative)) for relative in squad_lengths().relative]
@@ -102,7 +102,7 @@ def _of(squares: Sequence[int], lengths: Sequence[int]) -> float:
 
 @cache
 def fitted_mean(squares: float, seq_len: int, kind: DocumentLengths = "uniform") -> int:
-    """Return the mean document length for which the expected sum of squares is closest to ``squares``."""
+    """Return a mean document length for which the expected sum of squares is about ``squares``."""
     lengths = document_lengths(seq_len, kind)
     # The sum of squares is nearly proportional to the mean: it would be, if no document were truncated.
     spread = sum(length**2 for length in lengths) * len(lengths) / sum(lengths) ** 2
@@ -118,7 +118,7 @@ def _possible(mean: float, seq_len: int) -> int:
 
 
 def chunked_squares(lengths: Iterable[int], chunk_size: int) -> int:
-    """Return the sum of squared lengths of documents that are split into chunks."""
+    """Return the sum of squared lengths of the chunks into which documents are split."""
     return sum(_square(length, chunk_size) for length in lengths)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the reference documents: figures, profiles, folders, and the sources of weights and data."""
+"""Records of the reference documents: figures, conditions, profiles, folders, and sources of weights and data."""
 
 from typing import Annotated, Literal
 
@@ -25,11 +25,11 @@ class DocumentProfile(Record):
     start: int
     stop: int
     file: str | None = None
-    """Name of a rank's report without the file extension; None if llmb names it."""
+    """Template of the name of a rank's report, without the file extension; None if llmb names it."""
 
 
 class DocumentResults(Record):
-    """The paths of a run that a document's script started, as templates below the root of installation."""
+    """Templates of the paths at which a document's script leaves a run; ``folders`` are below the install root."""
 
     experiment: str
     folders: tuple[str, ...]

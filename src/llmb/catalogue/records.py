@@ -85,9 +85,9 @@ class Convention(StrEnum):
 
 
 LoraTargets = Literal["qkv", "qkv-split", "qv", "attention", "all-linear"]
-"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; the other targets
-have one A for every projection. ``qv``: query and value, as by default in peft; ``attention``: also the output
-projection; ``all-linear``: also the feed-forward layers."""
+"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; ``qkv-split``: with
+one A each, like the other targets. ``qv``: query and value, as by default in peft; ``attention``: query, key, value and
+output; ``all-linear``: also the feed-forward layers."""
 QKV = ("q_proj", "k_proj", "v_proj")
 ATTENTION = (*QKV, "o_proj")
 ADAPTED: dict[LoraTargets, tuple[str, ...]] = {
@@ -109,7 +109,7 @@ SOURCED = (
 
 class Gpu(Record):
     """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions. The limits
-    reject other units, such as MiB and Gb/s."""
+    reject some wrong units, such as memory in MiB and networks in Gb/s."""
 
     gpu_type: str
     name: str
@@ -125,13 +125,13 @@ class Gpu(Record):
     """Number of streaming multiprocessors; if None, predictions assume an H100's number."""
     gpus_per_node: int = Field(gt=0)
     relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
-    """The efficiency of products and memory relative to an H100's; None, which means 1, if no step is published."""
+    """The efficiency of products and memory relative to an H100's; None, which means 1, if it was not fitted."""
     device_names: tuple[str, ...]
     """Glob patterns that match the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
     """GPU types with published layouts that this type uses if a workload has none for it, the closest first."""
     is_foreign: bool = False
-    """True if a user's file describes the type, so that no published step confirms its figures."""
+    """True if a file of ``--hardware`` describes the type, so that no published step confirms its figures."""
     nvlink_c2c: bool = False
     """True if NVLink also connects the GPU to its host's CPU."""
     sources: dict[str, str]
@@ -190,7 +190,7 @@ Router = Literal[
 
 
 class MixtureOfExperts(Record):
-    """Expert layers: one of every ``interleave`` layers, the first of which is layer ``interleave - 1``."""
+    """Expert layers: the last of every ``interleave`` layers, unless other parts of the model exclude it."""
 
     router: Router
     experts: Size
@@ -426,11 +426,11 @@ class Layout(ParallelSizes):
     seq_len: Size
     layers: Size
     counts_embedding_and_loss: bool = False
-    """True if the pipeline split counts the embedding and the loss as one layer each."""
+    """True if the pipeline split counts the embedding and the loss as one layer each, unless an end stage is set."""
     first_stage_layers: Count | None = None
-    """Number of layers of the first of the PP x VP stages, if it is set; the embedding is then not counted."""
+    """Number of layers of the first of the PP x VP stages; None if it is not set."""
     last_stage_layers: Count | None = None
-    """Number of layers of the last stage, if it is set; the loss is then not counted."""
+    """Number of layers of the last stage; None if it is not set."""
     sequence_parallel: bool = True
     """True if each TP rank holds only a part of the sequence between tensor parallel layers."""
 
@@ -487,7 +487,7 @@ class Training(Record):
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
-    """Mean tokens of packed documents, or 0 for one document per sequence; None means 0 unless the recipe packs."""
+    """Mean tokens of packed documents, or 0 for one document per sequence; None for the recipe's or SQuAD's, else 0."""
     document_lengths: DocumentLengths = "uniform"
 
 
@@ -497,7 +497,7 @@ class Packing(Record):
     tokens: Positive
     sum_of_squares: Positive
     chunked_sum_of_squares: Positive | None = None
-    """The sum for documents split at the model's attention chunks; None if no document is longer than a chunk."""
+    """The sum for documents split at the model's attention chunks; None if no document is split."""
     source: str
 
 
@@ -557,7 +557,7 @@ class Recipe(Record):
     scale: Size
     release: str | None
     document: Document | None
-    """The publication of the layout; None for a custom layout."""
+    """The document of the layout, or of the one that it is derived from; None for a recipe of llmb itself."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
     model: Model
@@ -579,7 +579,7 @@ class Recipe(Record):
     peak_tflops: Positive | None
     notes: tuple[str, ...]
     full_layers: Size
-    """Number of layers of the full model if this is a proxy."""
+    """Number of layers of the full model."""
     gpu_memory_gb: Positive | None = None
     """Memory of one GPU, in 10^9 bytes; None if unknown."""
     unspecified: tuple[Unspecified, ...] = ()
@@ -630,12 +630,12 @@ class Recipe(Record):
 
     @property
     def shares_parameters(self) -> bool:
-        """True if several ranks hold the same parameters."""
+        """True if several ranks hold replicas of parameters that data parallelism can shard."""
         return self.layout.dp * self.layout.cp > 1 or (self.model.moe is not None and self.layout.edp > 1)
 
     @property
     def figure(self) -> Expectation | None:
-        """Return the published figure that runs are compared with: from a table if possible, else an example."""
+        """Return the published figure that runs are compared with, if any: from a table or, without one, an example."""
         return next(iter(self.expectations), None)
 
     def title(self, dtype: str | None = None) -> str:

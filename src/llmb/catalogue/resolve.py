@@ -156,7 +156,7 @@ class ScaleChoices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A layout table with the requested size, release and GPU type, perhaps borrowed from another GPU type."""
+    """A layout table that applies to a request, perhaps borrowed from another GPU type."""
 
     table: LayoutTable
     borrowed_from: str | None
@@ -176,7 +176,7 @@ def resolve(
 ) -> Recipe:
     """Return the recipe for ``request``. ``found`` maps fields that the caller filled in to their origin, such as
     ``detected``. Without ``check``, the layout may be invalid. Raise UsageError for an unknown name, a scale without a
-    layout, and an invalid layout, with all its problems."""
+    layout, and an invalid layout, with its problems."""
     workload = sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request, gpu_type)
@@ -217,8 +217,8 @@ def _unspecified(
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
-    """Return the scales of a workload's size on a GPU type, by dtype; the request's dtype and scale are ignored.
-    Raise UsageError for an unknown name."""
+    """Return the scales of a workload's size on a GPU type, by dtype; the request's scale is ignored, and its dtype
+    affects only the default release. Raise UsageError for an unknown name."""
     workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request, _gpu_type(catalogue, workload, request))
     scales: dict[str, ScaleChoices] = {}
@@ -234,7 +234,7 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoi
 
 
 def listed_tables(workload: WorkloadFile, size: str) -> Iterator[tuple[str, LayoutTable]]:
-    """Yield the layouts of a size, each with the release to show; Megatron-Bridge's layouts are merged into one."""
+    """Yield the layout tables of a size, each with the release to show; Megatron-Bridge's are merged into one."""
     tables = [table for table in workload.layouts if table.size == size]
     bridge = [table for table in tables if table.release and is_bridge(table.release)]
     yield from ((table.release or "llmb", table) for table in tables if table not in bridge)
@@ -268,7 +268,7 @@ def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
 
 
 def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
-    """Return the source of weights and data of fine-tuning; raise UsageError if the workload is not fine-tuning."""
+    """Return the source of a size's weights and data for fine-tuning; raise UsageError if the size has none."""
     sources = find_workload(catalogue, workload).sources
     if size not in sources:
         fine_tuning = [name for name, item in catalogue.workloads.items() if item.sources]
@@ -309,7 +309,7 @@ def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
-    """Return the GPU type of a request, by default the first with a layout; raise UsageError if it is unknown."""
+    """Return a request's GPU type, by default the size's first; raise UsageError if the size is unknown or lacks it."""
     return _gpu_type(catalogue, sized_workload(catalogue, request.workload, request.size), request)
 
 
@@ -341,8 +341,8 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
 
 
 def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
-    """Return the requested release. By default, it is the reference suite's newest if that has a recipe for the dtype
-    and GPU type, else Megatron-Bridge's newest with such a recipe; ``mb`` selects only among Megatron-Bridge's."""
+    """Return the requested release; None if there is none. By default, it is the reference suite's newest or, if that
+    has no recipe for the dtype and GPU type, Megatron-Bridge's newest with one, if any; ``mb`` selects the latter."""
     suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
     if request.release in (None, NEWEST):
         default = suite[-1:] if request.release is None else []
@@ -419,7 +419,7 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
 
 
 def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
-    """Return the layout of a scale without a row, if a rule of the document determines its batch size."""
+    """Return the layout of a scale without a row; None if no rule of a table determines its batch size."""
     for choice in choices:
         rule = choice.table.batch_rule
         if rule and scale > rule.gpus and scale * rule.gbs % rule.gpus == 0:
@@ -550,17 +550,17 @@ def _expectations(
 
 
 def _contradicts_itself(figure: Expectation, tokens: int) -> bool:
-    """Return whether a rate of a figure is not that of ``tokens`` in its step time."""
+    """Return whether a rate of a figure differs by more than 10 % from ``tokens`` per step time."""
     days = figure.days_per_1t_tokens
     rates = (figure.tokens_per_s, 1e12 / (86_400 * days) if days else None)
     return any(rate is not None and abs(rate * figure.step_time_s / tokens - 1) > 0.1 for rate in rates)
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
-    """Return the recipes of a request at all scales, the smallest first, by dtype; if the request has a dtype, only
-    for this dtype.
+    """Return the recipes of a request at all listed scales, the smallest first, by dtype; if the request has a dtype,
+    only for this dtype.
 
-    Raise UsageError for an unknown name, and if the request has a scale."""
+    Raise UsageError for an unknown name or an invalid layout, and if the request has a scale."""
     if request.scale is not None:
         raise UsageError("--all-scales and --scale cannot be combined", do="pass only one")
     listed = listed_scales(catalogue, request)

@@ -24,7 +24,7 @@ class Prior(Record):
 
 
 class StepRate(Record):
-    """A factor by which work takes longer than at nominal rates, or a time in seconds; with a prior if fitted."""
+    """A factor by which work takes longer than at nominal rates, or a time in seconds; with its prior, if any."""
 
     value: float = Field(ge=0)
     prior: Prior | None = None
@@ -138,7 +138,7 @@ class LayoutRow(ParallelSizes):
 
 
 class BatchRule(Record):
-    """A document's rule for scales above ``gpus``: the global batch size is proportional to the number of GPUs."""
+    """A rule for scales above ``gpus``: the global batch size is proportional to the number of GPUs."""
 
     gpus: int
     gbs: int
@@ -332,7 +332,7 @@ class FigureRow(Figures):
 
 
 class FigureTable(Record):
-    """One table of published figures; ``lines`` are the lines of its rows in the document."""
+    """One table of published figures; ``lines`` has the line of each figure in the document."""
 
     size: str
     dtype: Dtype

@@ -164,7 +164,7 @@ def model_flops(
 
 
 def _scan_flops(model: Model) -> int:
-    """Return the FLOPs of the scans of all Mamba layers for one token, as Megatron-Bridge counts them."""
+    """Return the FLOPs of the scans of all Mamba layers for one token and pass, as Megatron-Bridge counts them."""
     if (hybrid := model.hybrid_layers) is None:
         return 0
     layers = sum(model.kind_of(layer) == "M" for layer in range(model.layers))
@@ -208,7 +208,7 @@ def routed_share(model: Model, seq_len: int) -> float:
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
     """Return the number of position pairs that a layer compares in a sequence, without subtracting the causal half.
 
-    Unless the layer attends to all positions, its attention is limited to chunks or to a window."""
+    Unless the layer attends to all positions, its attention is limited to the model's chunks or window, if any."""
     window, chunked = model.other_parts and model.other_parts.sliding_window, model.chunked_attention
     if window and not attends_all and seq_len > window.tokens:
         return 2 * seq_len * window.tokens - window.tokens**2
@@ -278,7 +278,7 @@ def throughput(
 
 def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float | None) -> str | None:
     """Return why a step time is impossible: even the convention with the fewest FLOPs exceeds the peak. Return None if
-    the step time is possible."""
+    the step time is possible, or the peak is unknown."""
     tflops = {name: value for name, value in tflops_per_gpu.items() if value is not None}
     if not tflops or not peak_tflops:
         return None

@@ -39,7 +39,7 @@ def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented:
 
     ``reference`` is the ``documented`` window if the document states a range and the run has as many steps as the
     published ones. Otherwise it excludes the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup). For ``auto``
-    this window is provisional, until the steps of the run are known. Raise UsageError for a window outside the run.
+    this window is provisional, until the run ends. Raise UsageError for another rule, or a window outside the run.
     """
     if total_steps < 1:
         raise ValueError("a run has at least one step")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one module per command group, loaded only when its command is called."""
+"""The command line: modules for commands and groups, each loaded only when it is called, and modules they share."""

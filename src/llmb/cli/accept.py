@@ -134,7 +134,7 @@ def accept(
 
 
 def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) -> tuple[AcceptedNodes, Choose, Terms]:
-    """Parse the options; raise UsageError if they cannot be combined, or if there are too few nodes or GPUs."""
+    """Parse the options; raise UsageError if they cannot be combined, or if there are too few usable nodes."""
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
@@ -227,7 +227,7 @@ def _print_planned(place: AcceptedNodes, choose: Choose, terms: Terms, *, json: 
 
 
 def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
-    """Run the remaining parts of an acceptance and return its result; raise the errors of its parts."""
+    """Run the remaining parts of an acceptance, and write its files; raise errors as ``accept_place`` does."""
     install = install_here()
     key = acceptance_key(place, choose(place.gpus), terms)
     folder, request = open_acceptance(install, key, place.nodes, start_new=terms.start_new)
@@ -238,7 +238,7 @@ def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Cal
 
 
 def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) -> None:
-    """Write the page about the runs, which begins with the acceptance; raise EnvironmentProblem if that fails."""
+    """Write the page about the runs, if any, beginning with the acceptance; raise EnvironmentProblem if that fails."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import page_html, public_text
 

@@ -226,7 +226,7 @@ def _run_of(run: EndedRun) -> Run:
 
 @_checked
 def recipe(workload: str | None = None, size: str | None = None, **options: Any) -> Recipe:  # noqa: ANN401 (by option)
-    """Return a recipe with its layout and published figures, like ``llmb show``; raise UsageError if there is none."""
+    """Return a recipe with its layout and published figures, like ``llmb show``; raise UsageError if it is invalid."""
     request, _ = _requested(options, workload, size)
     return resolve_request(catalogue_for(request), request)
 
@@ -253,7 +253,7 @@ def predict(
     """Predict the time and the memory of a training step, like ``llmb predict``.
 
     ``calibrate`` is a run, a trace, or measurements of ``llmb bench``; ``hardware`` is a file of GPU types. Raise
-    UsageError for invalid options.
+    UsageError for invalid options, and for a recipe that cannot be predicted.
     """
     request, values = _requested(options, workload, size, Choices)
     basis, choices = Basis(None if calibrate is None else str(calibrate), software), build(Choices, values)
@@ -287,7 +287,7 @@ def plan(
 ) -> LayoutPlan:
     """Find the fastest layouts of a recipe, like ``llmb plan``. Sizes that are passed apply to every layout.
 
-    Raise UsageError if no layout fits, or for invalid options.
+    Raise UsageError for invalid options, and if no layout fits and the recipe's layout is invalid.
     """
     request, values = _requested(options, workload, size, Choices)
     return plan_with(
@@ -314,7 +314,7 @@ def memory(
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,  # noqa: ANN401 (by the option)
 ) -> RunMemory:
-    """Return the counted or, with ``estimate``, estimated memory of ranks; raise UsageError for an invalid recipe."""
+    """Return the memory of ranks, counted or, with ``estimate``, estimated, like ``llmb memory``."""
     request, values = _requested(options, workload, size, Choices)
     catalogue, choices = _catalogue(request, hardware), build(Choices, values)
     return count_memory(catalogue, request, choices, on_message, rank=rank, all_stages=all_stages, estimated=estimate)
@@ -349,7 +349,7 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     """Return a run that has ended, even if it failed, like ``llmb result``.
 
     ``run`` is its id, its folder, its label if no other run has the same, or ``"latest"``, the newest that ended
-    successfully. Raise UsageError unless exactly one run matches.
+    successfully. Raise UsageError unless exactly one run matches and has ended, EnvironmentProblem if it is damaged.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
     folders = run_folders(text, install_root(os.environ, Path.cwd()), on_message)
@@ -444,7 +444,7 @@ def accept(
     """Check whether this machine, or each of ``nodes`` nodes, is as fast as it should be, like ``llmb accept``.
 
     The checks take minutes; an interrupted acceptance is resumed. Raise UsageError for invalid options,
-    EnvironmentProblem for an unusable machine, and UserInterrupt on Ctrl-C."""
+    EnvironmentProblem for an unusable machine, InfrastructureError if the scheduler fails, UserInterrupt on Ctrl-C."""
     return accept_with(on_message, minutes, nodes, checks, start_new=start_new)
 
 
@@ -492,7 +492,7 @@ def report(
     """Write a page about runs, by default all runs here, and return its path, like ``llmb report``.
 
     The name of ``output`` ends with .html, .md or .pdf. ``full`` shows names of users, hosts and home folders. Raise
-    UsageError if no run has ended, EnvironmentProblem if the page cannot be written.
+    UsageError for another name or if no run has ended, EnvironmentProblem if the page cannot be written.
     """
     path = parse_path(output)
     if path.suffix not in _PAGES:
@@ -512,7 +512,7 @@ _PAGES: Mapping[str, Form] = {".html": "html", ".md": "md", ".pdf": "pdf"}
 def _requested(
     options: Mapping[str, Any], workload: str | None, size: str | None, *more: type
 ) -> tuple[ModelRequest, dict[str, Any]]:
-    """Return the request and the values by option; raise UsageError for an unknown option or a wrong type."""
+    """Return the request and the values by option; raise UsageError for an unknown or invalid option."""
     known = {key: option for option in options_of(ModelRequest, *more).values() for key in option.keys}
     values: dict[str, Any] = {}
     for name, value in {**options, "workload": workload, "size": size}.items():

@@ -72,7 +72,7 @@ class Measuring:
     json: Json = False
 
     def run(self, device: Device, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
-        """Measure the cases, and save and print the results; then raise RunFailed if any case was not measured."""
+        """Measure, save and print; raise RunFailed if out of memory or nothing was measured, NotWritable if unsaved."""
         install, settings = install_here(), BenchSettings(device, self.repeat, command_line())
         with CaseProgress() as progress:
             measured = measure(Catalogue(), cases, settings, progress.case, recipe)
@@ -85,7 +85,7 @@ class Measuring:
         raise_if_incomplete(measured)
 
     def recipe(self, device: Device, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
-        """Return the requested or default recipe; without --json, print its name. Raise UsageError for --size alone."""
+        """Return the requested or default recipe; without --json, print its name. Raise UsageError if it is invalid."""
         catalogue, values, by_default = Catalogue(), dict(shapes), not shapes["workload"]
         if by_default and values["size"]:
             raise UsageError("--size requires --workload", do="add --workload; see 'llmb list'")

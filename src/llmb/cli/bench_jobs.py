@@ -174,7 +174,7 @@ class BenchJobRequest:
 
 
 def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None:
-    """Queue the job. With --wait, return its measurements and folder, or raise RunFailed; otherwise, return None."""
+    """Queue the job, except with --dry-run. With --wait, return its end and folder, or raise RunFailed; else None."""
     script, install = order.script(), order.site.install
     if placed.dry_run:
         print_output({"script": script} if placed.json else script)
@@ -383,7 +383,7 @@ SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
 def _of_experts(
     request: CollectiveRequest, shapes: dict[str, Any], placed: Placed, given: Mapping[str, Any]
 ) -> CollectiveRequest:
-    """Return the request for a recipe's exchange between experts; raise UsageError for other recipes or options."""
+    """Return the request for a recipe's exchange between experts; raise UsageError for a wrong recipe or option."""
     if own := [name for name in ("names", "min_size", "max_size", "factor") if name in given]:
         what = "COLLECTIVE" if own[0] == "names" else f"--{own[0].replace('_', '-')}"
         raise UsageError(f"--experts measures a fixed all-to-all and does not accept {what}", do=f"omit {what}")

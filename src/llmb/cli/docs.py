@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb docs``: the documentation, which every installation contains, because nodes often have no web access."""
+"""``llmb docs``: the documentation, which is part of every installation, and the JSON Schemas of stored files."""
 
 import ast
 import inspect
@@ -64,7 +64,7 @@ def _read_page(task: str, path: Path, about: str) -> DocPage:
 
 def search_pages(text: str) -> list[tuple[DocPage, str]]:
     """Return the pages that contain all words of ``text``, each with the heading of the section that matches best.
-    Pages with more of the words in the title come first; among these, pages with more occurrences."""
+    Pages with more of the words in name, title and subject come first; among these, pages with more occurrences."""
     words = text.lower().split()
     found = []
     for page in doc_pages():
@@ -180,7 +180,7 @@ STORED = {
         for name in ("Workload", "Model", "Published", "Documents", "Hardware", "Fabrics", "Rates")
     ),
 }
-"""The records that a file may contain, by file name; a ``.jsonl`` file has one on each line."""
+"""The records that a file may contain, by the file's name or kind; a ``.jsonl`` file has one on each line."""
 
 
 class _Described(GenerateJsonSchema):

@@ -90,7 +90,7 @@ class Checked:
     no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not write a file to measure file systems.")] = False
 
     def options(self) -> CheckOptions:
-        """Return the options of the checks; raise UsageError if they cannot be combined."""
+        """Return the options of the checks; raise UsageError if they are invalid or cannot be combined."""
         if self.no_disk and self.disk_size != DISK_BYTES // MIB:
             raise UsageError("--no-disk and --disk-size cannot be combined", do="pass only one")
         size = 0 if self.no_disk else self.disk_size * MIB
@@ -245,7 +245,7 @@ class NodeResults(NamedTuple):
 
 
 def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> NodeResults:
-    """Run a job on each node and return the results; raise InfrastructureError if the scheduler fails."""
+    """Run a job on each node; raise UsageError for invalid options, InfrastructureError if the scheduler fails."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -276,7 +276,7 @@ def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> No
 
 
 def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
-    """Print the last result of several nodes; raise UsageError if there is none, RunFailed if a node is unfit."""
+    """Print the last check; raise UsageError without one, EnvironmentProblem if unreadable, RunFailed if it failed."""
     if several.partition or several.every:
         raise UsageError("--last cannot be combined with --partition or --all", do="use --nodes LIST instead")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
@@ -296,7 +296,7 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
 
 
 def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
-    """Return the states of the listed nodes, else of usable nodes of partition or cluster; report unusable nodes."""
+    """Return the states of the listed nodes or, without a list, of usable nodes, with a note about each other node."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:
@@ -341,7 +341,7 @@ class ReadNodes(NamedTuple):
 
 
 def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
-    """Return the settings of this node, or of several nodes; raise UserInterrupt if the user interrupted the jobs."""
+    """Return the settings of this node or of several; raise errors as ``ask_nodes`` does, UserInterrupt on Ctrl-C."""
     if not several.any:
         return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
     request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
@@ -354,8 +354,8 @@ def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
 
 
 def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail_on_drift: bool, json: bool) -> None:
-    """Print how settings changed since a run; raise UsageError if the run recorded none. With ``fail_on_drift``, raise
-    RunFailed for an important change or a node that could not be read."""
+    """Print how settings changed since a run; raise UsageError if the run recorded none, and errors as ``read_nodes``
+    does. With ``fail_on_drift``, raise RunFailed for an important change or a node that could not be read."""
     run, reference = find_reference(install, against)
     found = read_nodes(install, several)
     report = DriftReport(

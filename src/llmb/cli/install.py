@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb install``: installs on a cluster or a machine, and asks for missing answers on a terminal."""
+"""``llmb install``: installs on a cluster or a machine, with questions on a terminal, or removes the installation."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ from llmb.setup.prepare.hub import can_check
 
 
 def ask(question: Question, problem: str | None) -> str:
-    """Show ``problem``, if any, and ask until the answer is valid; raise UserInterrupt at the end of input."""
+    """Show ``problem``, if any, and return the first valid answer; raise UserInterrupt as ``ask_line`` does."""
     width = shutil.get_terminal_size().columns
     choices, assumed = tuple(question.choices()), question.assumed()
     if problem:

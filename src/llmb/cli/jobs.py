@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb jobs``: lists, shows, follows, waits for and cancels jobs."""
+"""``llmb jobs``: lists, shows, follows, awaits, cancels and updates jobs, and compares their nodes."""
 
 import os
 import time
@@ -118,7 +118,7 @@ class Selected:
     def find(
         self, states: Iterable[str], kind: Kind | None = None, *, runs_only: bool = False
     ) -> tuple[list[Job], int]:
-        """Return the selected jobs of the history, and the number that would be selected without the limit."""
+        """Return the selected jobs, after an update unless --no-refresh is set, and their number without the limit."""
         selection = Filter(
             states=tuple(states),
             workload=self.workload,
@@ -344,7 +344,7 @@ def nodes(
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
-    """Wait for jobs; for a single job, show a progress bar of its steps."""
+    """Wait for jobs; for a single job with a run, show a progress bar of its steps."""
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])
@@ -362,7 +362,7 @@ def _install() -> Path:
 
 
 def bring_up_to_date(store: Store) -> None:
-    """Query schedulers if the states are old; if a scheduler does not answer, print a warning."""
+    """Query schedulers if states are old or unknown; if a scheduler cannot be asked, print a warning."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

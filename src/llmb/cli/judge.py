@@ -96,7 +96,7 @@ class ReferenceOptions:
     ] = None
 
     def options(self, *, explain: bool, bisect: bool) -> Against:
-        """Return the reference; raise UsageError for options that cannot be combined."""
+        """Return the reference; raise UsageError for options that are invalid or cannot be combined."""
         limit = tolerance_of(self.tolerance, "--tolerance")
         alone = {"--write-expectations": self.write_expectations, "--acceptance": self.acceptance}
         chosen: dict[str, object] = {"--against": self.against, "--expect": self.expect, **alone}

@@ -231,7 +231,7 @@ def predict_with(
     find: FindRuns = find_here,
     imbalance: float | None = None,
 ) -> RunPrediction:
-    """Predict the step of a recipe; raise UsageError if the recipe or the calibration is invalid."""
+    """Predict a recipe's step and memory, and what ``further`` requests; raise UsageError for an invalid argument."""
     plan = unbalanced(_plan(resolve(catalogue, request), choices, catalogue), imbalance)
     predicted = _predictor(catalogue, basis, plan, find)
     found = predicted(plan)
@@ -444,8 +444,8 @@ def plan_with(
     """Search the layouts of a recipe, with predictions calibrated by ``basis``. ``explicit`` are the options that are
     set; the others in ``WITH_DEFAULTS`` are searched.
 
-    Raise UsageError for options that the search does not support, and if no layout fits and the recipe's layout is
-    invalid."""
+    Raise UsageError for an invalid recipe or calibration, for options that the search does not support, and if no
+    layout fits and the recipe's is invalid."""
     sizes, parallelism = request.overrides.explicit(), choices.parallelism
     for problem in parallelism.sync_problems():
         raise UsageError(problem)
@@ -520,7 +520,7 @@ def count_memory(
     all_stages: bool,
     estimated: bool,
 ) -> RunMemory:
-    """Count or estimate the memory of a recipe's ranks; raise UsageError for an invalid recipe or rank."""
+    """Return the memory of ranks; raise UsageError for a wrong recipe or rank, or errors as ``count_ranks`` does."""
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", trains=False)
     plan = settle_sharding(plan, choices.parallelism)

@@ -118,7 +118,7 @@ def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str
 
 
 def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[RepositoryAccess]:
-    """Return the access to each repository; if a token is missing, ask for one on a terminal and check again."""
+    """Return the access to each repository; if a token is missing or rejected, ask for one on a terminal and retry."""
     found = check_access(repositories)
     problem = access_problem(found)
     if problem is None or not lacks_token(found) or not can_ask():
@@ -312,7 +312,7 @@ def _folder(site: Site, root: Path) -> Path:
 
 
 def _runtime(site: Site, source: str) -> str:
-    """Return the container runtime of site, source or machine, in this order; raise UsageError if it is unclear."""
+    """Return the container runtime of the site, else the source, else the machine; raise UsageError if unclear."""
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]

@@ -32,7 +32,7 @@ GB = 10**9
 
 
 def clock(seconds: float) -> str:
-    """Format a duration in seconds, such as 0:46 or 1:02:03."""
+    """Format a number of seconds as a duration, such as 0:46 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -45,7 +45,7 @@ class _Clock(ProgressColumn):
 
 
 class _LongWork:
-    """Shows a line with text, ``columns``, elapsed and remaining time, and a progress bar."""
+    """Shows text, ``columns``, elapsed and remaining time, and a bar, on a terminal; otherwise, prints lines."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.began_at = self.spoke_at = time.monotonic()
@@ -67,7 +67,7 @@ class _LongWork:
             self.bar.stop()
 
     def _show(self, done: int, total: int | None, text: str, line: str) -> None:
-        """Show ``text`` next to the bar or, if there is no bar, print ``line``."""
+        """Show ``text`` next to the bar or, if there is no bar, print ``line`` every few seconds and at the end."""
         if self.bar:
             self.bar.update(self.task, completed=done, total=total, description=text)
         elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == total:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that commands share: the root of installation, confirmation, and messages on standard error."""
+"""Functions that commands share: the root of installation, confirmation, messages, results, and named files."""
 
 import os
 import sys
@@ -93,8 +93,8 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 
 
 def install_here() -> Path:
-    """Return the root of installation, and print it if it is neither the default nor LLMB_INSTALL. Raise UsageError if
-    the environment specifies two different roots."""
+    """Return the root of installation, and print it if it is neither the default nor LLMB_INSTALL. Raise UsageError
+    as ``chosen_root`` does."""
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):
         say(f"root of installation: {root.path} ({root.chosen_by})")

@@ -180,7 +180,7 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, force: bool, json: bool) ->
 
 
 def _same_run(request: Request, choices: Choices, local: LocalRun) -> str:
-    """Return a shell command that repeats the run, with every default specified as an option."""
+    """Return a shell command that repeats the run, with the defaults of ``OPEN_CHOICES`` specified as options."""
     plan, rank = local.plan, []
     pinned = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES})
     if plan.recipe.pretended_rank is not None:
@@ -242,7 +242,7 @@ def run_or_print(
 def run_several(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool
 ) -> Sequence[Sequence[EndedRun]]:
-    """Run all recipes in turn, each as often as ``repeats`` lists; after an interrupt, print the runs that ended.
+    """Run all recipes in turn, each as often as ``repeats`` lists; on an error, print the runs that ended before it.
 
     With a label, successful runs of an earlier call count, unless ``start_new``. Other series in this install root wait
     until these runs have ended.

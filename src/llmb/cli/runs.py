@@ -173,7 +173,7 @@ def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
 
 
 def _verdict_of(run: EndedRun) -> Verdict | None:
-    """Return the verdict by the published figure, earlier runs or a prediction; None if nothing was measured."""
+    """Return the verdict by the published figure, earlier runs or a prediction; None if the run has a flaw."""
     if run.result.verdict or run.result.flaw:
         return run.result.verdict or None
     install = install_here()

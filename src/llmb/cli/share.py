@@ -128,7 +128,7 @@ def report_on(
     *,
     full: bool,
 ) -> "tuple[RunSet, str | bytes]":
-    """Return the selected runs, and the page or the plot about them; raise UsageError if none has ended."""
+    """Return runs and their page or plot; raise UsageError if either is missing, EnvironmentProblem without a PDF."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 

@@ -137,7 +137,7 @@ def recipe_options() -> Maker:
 
 
 def catalogue_for(request: ModelRequest, hardware: Path | None = None) -> Catalogue:
-    """Return the catalogue, with the model of the request's file, if any; raise UsageError for an unsupported model."""
+    """Return the catalogue, with the model of the request's file, if any; raise UsageError if the file is invalid."""
     if request.model_config is None:
         return Catalogue(hardware=hardware)
     from llmb.runs.huggingface.user_model import read_user_model  # few requests have such a file
@@ -206,7 +206,7 @@ def request_of(values: Mapping[str, Any]) -> ModelRequest:
 def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the values with separate workload and size, which may be one word or come from a model's file.
 
-    Raise UsageError if one is missing, or if they contradict the file."""
+    Raise UsageError if one is missing, if the workload is unknown, or if they contradict the file."""
     workload, size = values["workload"], values["size"]
     if file := values.get("model_config"):
         own = {"workload": USER_WORKLOAD, "size": size_of_file(Path(file))}
@@ -270,7 +270,7 @@ def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def excluded_here(text: str) -> str:
-    """Return the names of the nodes that ``--exclude`` selects; raise UsageError if it is invalid."""
+    """Return the nodes that ``--exclude`` selects; raise UsageError if it is invalid or unfit nodes are unknown."""
     from llmb.launch.scheduler_lookup import read_cluster_site, scheduler_of
     from llmb.nodes.doctor.checked_nodes import excluded_nodes  # few jobs avoid nodes
 

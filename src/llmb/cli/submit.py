@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb submit``, ``llmb bulk`` and ``llmb launch``: queue jobs from options, a file, or environment variables."""
+"""``llmb submit``, ``llmb bulk`` and ``llmb launch``: queue jobs, or run a campaign here without a scheduler."""
 
 import os
 import sys
@@ -63,10 +63,10 @@ from llmb.runs.plan import scale_warnings
 from llmb.runs.record import LOCAL
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
-"""Without this option, the repeats in the file apply."""
+"""Without this option, the repeats in the file apply, or 1 without a file."""
 _SELECTION = (*options_of(Selection).values(), REPEATS)
 SELECTION = value_options(_SELECTION)
-"""The options that select recipes."""
+"""The options that select recipes, and the number of repeats."""
 NAMED_SELECTION = selection_options(_SELECTION)
 """``SELECTION`` with workload and size that may also be positional."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
@@ -104,8 +104,8 @@ class OneJob:
 def run_campaign(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
-    """Show a campaign, ask for confirmation, and queue its jobs. Raise UsageError with all problems of the plans, and
-    if the scheduler rejects jobs."""
+    """Show a campaign and, unless it is a dry run, ask for confirmation and queue its jobs. Raise the errors of
+    ``propose`` and ``queue``, and UsageError if all jobs were queued before or some are rejected."""
     proposal = propose(context, requested, resume=again.resume, start_new=again.start_new)
     say(*_left_open(context, requested, proposal), *_without_figure(proposal))
     if proposal.left_out:
@@ -143,7 +143,7 @@ def _queued_before(campaign: Campaign) -> str:
 
 
 def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Proposal) -> list[str]:
-    """Return a line with the defaults that were used, because neither request nor cluster settings specify a value."""
+    """Return a line with the defaults for values that neither request nor cluster settings specify, or no line."""
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.recipe.unspecified}
     if context.gpu_type(requested.values) is None and not all(entry.selection.gpu_type for entry in requested.entries):
         types = ", ".join(dict.fromkeys(job.recipe.gpu_type for job in proposal.jobs))
@@ -264,7 +264,7 @@ def submit(
 
 
 def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> None:
-    """Show one job, ask for confirmation, and queue it; with --wait, follow it and print its result."""
+    """Show one job and, unless it is a dry run, confirm and queue it; with --wait, follow it and print its result."""
     context = context_here(dry_run=queueing.dry_run)
     if context.site.config.scheduler == LOCAL:
         raise UsageError(
@@ -431,7 +431,7 @@ def jobs_of_file(
 ) -> RequestedJobs:
     """Return the jobs of a campaign file for the selected recipes; ``given`` names the options on the command line.
 
-    Raise UsageError if the file cannot be read.
+    Raise UsageError as ``read_campaign_file`` does, and if an ``exclude`` is invalid.
     """
     catalogue, selection = Catalogue(), selection_of(selecting)
     keys = campaign_keys(job_options().values(), documented_variables())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb trace`` and ``llmb nccl``: summaries of profiler traces and of NCCL's logs."""
+"""``llmb trace`` and ``llmb nccl``: summaries of profiler traces, NCCL's logs, and results of nccl-tests."""
 
 import sys
 from collections import Counter

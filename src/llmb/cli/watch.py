@@ -39,7 +39,7 @@ LAST_LINES = 10
 
 @contextmanager
 def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
-    """Yield the job of a run, and the function that updates it; raise UsageError if ``text`` selects no run."""
+    """Yield the job of a run (None: a live one) and the function that updates it; raise UsageError if there is none."""
     path = Path(text).expanduser() if text and text != LATEST else None
     if path and ("/" in str(text) or path.exists()):
         with _of_folder(_run_folder(path.resolve())) as found:
@@ -53,7 +53,7 @@ def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
 
 @contextmanager
 def _of_folder(folder: RunFolder) -> Iterator[tuple[Job, Ask]]:
-    """Yield the job of a run folder and the function that updates it; for a copy, both come from its files."""
+    """Yield the job of a run folder and the function that updates it, both from its files if no history has the run."""
     install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
     if install:
         with read_history(install, say) as store:
@@ -74,7 +74,7 @@ def _named(store: Store, text: str | None, ask: Ask) -> Job:
 
 
 def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
-    """Return the running job with this label, else the newest one; None if there is none or the text is also an id."""
+    """Return the running, queued or last run with the label ``text``; None if there is none or it is an id or name."""
     jobs = store.jobs(Filter(label=text, runs_only=True))
     if not jobs or store.find_named(text) or store.with_short_id(text):
         return None
@@ -82,13 +82,13 @@ def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
 
 
 def _living(jobs: Iterable[Job], ask: Ask) -> Job | None:
-    """Return the newest running job, else the newest queued one; None if all have ended."""
+    """Return the newest running run, else the newest queued one; None if all runs have ended."""
     ordered = sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
     return next((now for job in ordered if job.kind == "run" and (now := ask(job)).live), None)
 
 
 def _run_folder(path: Path) -> RunFolder:
-    """Return the folder of a run; ``path`` is that folder, a file in it, or the parent of a single run."""
+    """Return the folder of a run; ``path`` is that folder, its log, steps or record, or the parent of a single run."""
     check_reachable(path)
     folder = RunFolder(path if path.is_dir() else path.parent)
     if path.is_dir() and not folder.record.exists():
@@ -157,7 +157,7 @@ def _drop(_: bytes) -> None:
 
 
 def _end(job: Job, run: WatchedRun, seen: RunView, *, json: bool) -> None:
-    """Print the result like ``llmb result``, and exit with the code of the run."""
+    """Print the result or why the run has ended, and exit with the code of the run."""
     record = run.record
     ended = read_ended_run(run.folder) if record.status not in ("queued", "running") else None
     if json:

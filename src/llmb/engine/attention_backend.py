@@ -2,8 +2,8 @@
 """Chooses the attention backend of a run: tries the device's backends with the model's own attention and shapes.
 
 Every rank tries them with its own layers and its own part of the sequences, which differ with pipeline and context
-parallelism. The first rank times them, and all ranks use its fastest one. The time depends only on shapes, so inputs
-are random. Results of a fused backend are compared with exact attention first: some are wrong at some shapes.
+parallelism. If they are timed (see ``try_backends``), all ranks use the fastest one on the first rank. Times depend
+only on shapes, so inputs are random. Fused backends are compared with exact attention first: some are wrong.
 """
 
 import math
@@ -62,20 +62,20 @@ RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of val
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
 """The largest tolerated distance from exact results, relative to their norm; rounding to bf16 causes about 0.003."""
 MOST_SCORES = 2**26
-"""Maximum number of scores in memory at a time: in fp32, with their gradients, 1 GiB."""
+"""Maximum number of scores to compute at a time, unless one query per head has more: 256 MiB in fp32."""
 WARM_UPS, TIMED = 3, 10
 FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 """The errors that torch raises for inputs that a backend does not support, or if a backend is missing."""
 
 
 class BackendTrial(NamedTuple):
-    """The result of a trial on one layer of each kind. milliseconds: of all layers; None if not timed. distance: the
+    """The result of a trial. milliseconds: of a model's layers or a benchmark's call; None if not timed. distance: the
     largest relative distance of a result or gradient from the exact one; None if not compared."""
 
     milliseconds: float | None
     distance: float | None
     wrong: str | None
-    """The problem with a result or gradient that is not accurate enough; None if all are accurate."""
+    """The problem with a result or gradient that is not accurate enough; None if all are, or none was compared."""
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def separate_flash_attention(backend: AttentionBackend) -> Iterator[None]:
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
-    """Set up ``stages`` for the requested or else the fastest backend; raise UsageError if none works. A collective."""
+    """Set up ``stages`` for the backend that ``select`` returns; raise UsageError if none works. A collective."""
     cores = attention_cores(stages)
     attempted = partial(attempt, cores, plan, ranks)
     packed = first_documents(plan) is not None
@@ -151,7 +151,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Compare a layer of each kind with exact attention, not ``math``; if ``timed``, estimate all layers' time."""
+    """Compare a layer of each kind with exact attention, except for ``math``; if ``timed``, estimate the total time."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()

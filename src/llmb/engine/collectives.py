@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives that are part of the computation: they have gradients, can be compiled, and return completed tensors.
+"""Collectives in the computation. Unless noted, they have gradients, can be compiled, and return completed tensors.
 
 The operators below have the same names in every supported version of torch. Their Python wrappers were renamed in 2.13
 and return asynchronous tensors, whose gradient a compiled block can lose.
@@ -27,7 +27,7 @@ class Context(FunctionCtx):
 class Group(NamedTuple):
     """A process group as constants for the compiler; ``rank`` is this rank's position in it.
 
-    fused: on GPUs, torch's symmetric memory overlaps gathers and scatters of products' operands with the products.
+    fused: on GPUs, torch's symmetric memory overlaps products with gathers of operands and scatters of results.
     """
 
     name: str

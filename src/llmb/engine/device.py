@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that hide the differences between CPUs and GPUs: clock, memory, name."""
+"""Functions that hide the differences between CPUs and GPUs (clock, memory, name) or set how both compute."""
 
 import os
 import platform
@@ -79,7 +79,7 @@ def exact_fp32() -> None:
 REPRODUCIBLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"), "NCCL_NVLS_ENABLE": ("0",)}
 )
-"""Values of variables with which results repeat bit by bit, with the default first: streams of cuBLAS would otherwise
+"""Values of variables with which results repeat bit for bit, the default first: streams of cuBLAS would otherwise
 share buffers, and NVLink switches would sum in an order that NCCL does not specify (Megatron-LM also excludes NVLS)."""
 
 

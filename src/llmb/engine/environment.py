@@ -25,7 +25,7 @@ from llmb.runs.rank_account import GIB
 
 RECORDED = (*SPEED_PREFIXES, "LLMB_", "SLURM_")
 QUERY_S = 20.0
-"""Time limit of nvidia-smi in seconds; without persistence mode it waits for the driver to load."""
+"""Time limit of nvidia-smi and ptxas in seconds; without persistence mode, nvidia-smi waits for the driver to load."""
 RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -74,8 +74,8 @@ def device_memory(ranks: Ranks) -> DeviceMemory | None:
 
 
 def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
-    """Return fields of ``Environment``: the state of all GPUs after the last step and, from ``memory``, the memory of
-    the GPU with the least free after the first step; empty on CPUs. A collective on GPUs.
+    """Return fields of ``Environment``: the state of the run's GPUs after the last step and the ``memory`` of the GPU
+    with the least free after the first step; empty on CPUs. A collective on GPUs.
     """
     found: dict[str, object] = {"gpus_at_end": _gpus_of_run(ranks).gpus or None}
     if memory:
@@ -103,7 +103,7 @@ def node_gpus(node: str) -> NodeGpus:
 
 
 def _gpus_of_run(ranks: Ranks) -> NodeGpus:
-    """Return the GPUs of all ranks, described by the first rank of each node. A collective on GPUs."""
+    """Return the driver and the GPUs of all ranks, described by the first rank of each node. A collective on GPUs."""
     if ranks.device.type != "cuda":
         return NodeGpus(None, ())
     own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that another launcher starts for each rank: it receives the run folder from rank 0 and runs the worker.
+"""The program of each rank under another launcher: it receives folder and variables from rank 0 and runs the worker.
 
 Its arguments are the words that bind the worker to cores, which it uses if rank 0's worker is bound.
 The worker's command line contains the folder, so that the sampler can recognize the processes of the run.

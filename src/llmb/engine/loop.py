@@ -46,7 +46,7 @@ from llmb.runs.steps import Step, step_to_json
 
 
 class Reporter:
-    """Writes each step immediately, so that a crash loses at most the current step."""
+    """Prints and writes each step as soon as its values are read; in a long run, rank times are written in groups."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         self.plan = plan
@@ -164,7 +164,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 def load_start(
     plan: EnginePlan, folder: RunFolder, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, progress: Progress
 ) -> None:
-    """Load the weights that the plan starts with, if any, then the checkpoint that it resumes from. A collective.
+    """Verify and load the weights that the plan starts with, then the checkpoint to resume from, if any. A collective.
 
     Before that, set the time limit for collectives, because ranks that have loaded wait for slower ranks.
     """
@@ -200,7 +200,7 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
 
 
 def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int, ranks: Ranks) -> Tensor | None:
-    """Accumulate and reduce the gradients of a step; return this rank's mean loss, or None if it has none."""
+    """Accumulate and reduce the gradients of a step; return this rank's loss, or None if it has none."""
     layout = plan.recipe.layout
     count: Tensor | float = layout.mbs * layout.seq_len / layout.cp
     if data.batches[0].starts is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the variables that make NCCL log what llmb needs, in addition to what the user has requested.
+"""Makes NCCL write the logs and the topology that llmb needs, in addition to what the user has requested.
 
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 """
@@ -103,7 +103,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's lines, except about collectives, from the user's log to the run folder; print an error, if any."""
+    """Copy NCCL's first lines, except about collectives, from the user's log to the run folder; print errors."""
     if log is None:
         return
     kept = network_log(folder, _rank())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW with linear warm-up and cosine decay, as in the recipes."""
+"""AdamW with linear warm-up, cosine decay and gradient clipping, as in the recipes."""
 
 import math
 from collections import defaultdict
@@ -25,8 +25,8 @@ RUN, MOST_RUNS = 2**18, 64
 class Trained:
     """A parameter and the tensors that its update writes; all tensors but ``steps`` are sharded alike.
 
-    part: the elements that this rank updates; None for its whole shard. master: the parameter if it is fp32, else its
-    fp32 values. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the device.
+    part: the elements that this rank updates; None for its whole shard. master: their fp32 values, the parameter's own
+    if it is fp32. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the device.
     copies: the number of ranks with the same update, or None for the replica of another stage's embedding.
     """
 
@@ -122,7 +122,7 @@ class AdamW:
 
 
 def build_optimizer(stage: TrainedStage, training: Training) -> AdamW:
-    """Return the optimizer of all trained parameters; matrices have weight decay, norm weights and biases do not."""
+    """Return the optimizer of a stage. Trained matrices have weight decay; norm weights and biases do not."""
     return AdamW(list(trained_in(stage, training)), training, next(stage.model.parameters()).device)
 
 

@@ -44,7 +44,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Record a step if the plan profiles it. If the step raises, the recording stays open: the process ends."""
+        """Record a step, or its place in the NCCL log, if the plan requires it. An error leaves the recording open."""
         wanted = self.plan.profile
         if self.nccl_log:
             with self.nccl_log.step(number):
@@ -84,7 +84,7 @@ class StepProfiler:
 class TorchRecorder:
     """Writes a trace of the PyTorch profiler, for chrome://tracing, Perfetto and ``llmb trace``.
 
-    Raise EnvironmentProblem if the folder of ``path``, or the folder for temporary files, cannot be written to.
+    Creating it raises EnvironmentProblem if the folder of ``path``, or the one for temporary files, is not writable.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:

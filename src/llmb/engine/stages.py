@@ -62,7 +62,7 @@ def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDU
 
 
 def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> list[TrainedStage]:
-    """Allocate uninitialized parameters for stages on the meta device, and set up the summation of their gradients."""
+    """Allocate uninitialized parameters for stages on the meta device; without FSDP, set up the sums of gradients."""
     path, several, stages = plan.compute_path, plan.recipe.layout.ga > 1, list(map(TrainedStage, models))
     if path.shards_parameters:
         for model in models:
@@ -92,8 +92,8 @@ class Exchange(NamedTuple):
 def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
     """Return the ranks to exchange gradients and updates with. Gradients are summed over ranks in ``dtype``.
 
-    An expert's gradient already includes the tokens of all ranks of a pipeline stage, so the sum over ranks is divided
-    by the same number as for all other parameters.
+    The sum of an expert's gradients includes the tokens of all ranks of a pipeline stage, so it is divided by the same
+    number as for all other parameters.
     """
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:

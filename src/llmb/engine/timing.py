@@ -103,7 +103,7 @@ class ExpertLoadCounter:
     def _count(
         self, number: int, layer: MoELayer, _router: Router, _inputs: object, choice: tuple[Tensor, Tensor]
     ) -> None:
-        """Add the choices of this rank's tokens; if routing is recomputed, each choice counts twice."""
+        """Add the choices of this rank's tokens, and the dropped ones; if routing is recomputed, each counts twice."""
         _, chosen = choice
         counts = count_choices(chosen, layer.moe.experts)
         self.columns[number, : self.experts] += counts

@@ -88,7 +88,7 @@ def missing_names(names: Iterable[str]) -> Iterator[str]:
 
 
 def resolve_name(name: str) -> object:
-    """Return the object with a dotted name; raise ImportError or AttributeError if there is none."""
+    """Return a named object, None if only instances have it; raise ImportError or AttributeError if it is missing."""
     first, *rest = name.split(".")
     path = first
     owner: object = import_module(first)

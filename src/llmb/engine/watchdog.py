@@ -52,7 +52,7 @@ CHECKPOINT_GROUP = "checkpoint"
 
 
 class Collectives(NamedTuple):
-    """A rank's oldest unfinished collective, if any, and the number of collectives begun in each group."""
+    """A rank's oldest unfinished collective of gloo, or else of NCCL, if any, and the number begun in each group."""
 
     waits: tuple[Wait, ...]
     begun: dict[str, int]
@@ -228,8 +228,8 @@ def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> N
 class Watchdog:
     """Watches the processes that started this rank and, if the plan has a limit, the progress of the run.
 
-    Each rank periodically sends a heartbeat of a few bytes to the store, and rank 0 reads all of them. Only if there is
-    no progress do ranks inspect their collectives and, if rank 0 finds no cause in time, read the heartbeats as well.
+    With a limit, each rank periodically sends a short heartbeat to the store, and rank 0 reads all of them. Ranks that
+    make no progress inspect their collectives and, if rank 0 finds no cause in time, read the heartbeats as well.
     """
 
     def __init__(self, plan: EnginePlan, folder: RunFolder, progress: Progress, launcher: int) -> None:
@@ -332,7 +332,7 @@ class Watchdog:
 
 
 def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
-    """Return True if ``rank`` may look for the cause of a hang ``over_s`` seconds after its time limit.
+    """Return True if ``rank`` may look for the cause of a hang ``over_s`` seconds after the limit of its phase.
 
     Rank 0 always may, others after a delay that grows with the rank: each reads all heartbeats from one store.
     """
@@ -340,7 +340,7 @@ def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
 
 
 def stacks() -> list[str]:
-    """Return the stacks of this process's threads, except the watchdog's threads."""
+    """Return the innermost frames of all threads of this process, except the watchdog's."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submitted jobs and their results: history, states, faults, retries."""
+"""Jobs and their results: planning, submission, history, states, faults, retries, campaigns, archives."""

@@ -88,7 +88,7 @@ class Manifest(Record):
 
     @property
     def json_size(self) -> int:
-        """Return the total size of records, steps and samples in bytes."""
+        """Return the total size of all JSON files in bytes."""
         return sum(file.size for file in self.files if file.path.endswith((".json", ".jsonl")))
 
 
@@ -114,7 +114,7 @@ def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
 
 
 def read_manifest(text: bytes) -> Manifest:
-    """Parse a manifest; raise ValueError if its format, its version or a path in it is invalid."""
+    """Parse a manifest; raise ValueError if it is invalid."""
     check_values(text, MOST_VALUES)
     try:
         manifest = Manifest.model_validate_json(text)
@@ -178,7 +178,7 @@ class _Packed:
 def write_archive(folders: Sequence[Path], target: Path, *, traces: bool) -> Archive:
     """Pack the ended runs in these folders into ``target``, which appears only when it is complete.
 
-    Raise UsageError if a run folder has an invalid name, EnvironmentProblem if a file cannot be read or written.
+    Raise UsageError if a run folder has an invalid name, EnvironmentProblem if a file changes, or access fails.
     """
     try:
         runs = [_archived_run(RunFolder(folder)) for folder in folders]
@@ -269,7 +269,7 @@ def _searched_text(text: str) -> Iterator[tuple[bytes, bool]]:
 
 
 def _content(each: _Packed) -> Iterator[bytes]:
-    """Yield a file in blocks, with the parts to redact replaced; logs are not searched again, which is slow."""
+    """Yield a file in blocks, with the parts to redact replaced; logs are not searched again, which would be slow."""
     with open_regular(each.path, buffering=CHUNK) as file:
         for first, end in each.hidden:
             while block := file.read(min(CHUNK, first - file.tell())):
@@ -351,7 +351,7 @@ def default_ending() -> str:
 
 
 def check_library(path: Path) -> None:
-    """Raise EnvironmentProblem if an archive with this name needs zstandard, which is not installed."""
+    """Raise EnvironmentProblem if an archive with this name needs zstandard and it is not installed."""
     if not path.name.endswith(GZIP) and find_spec("zstandard") is None:
         do = f"{pip_install('export')}, or create the archive with a name that ends in {GZIP}"
         raise EnvironmentProblem(f"an archive that is not {GZIP} needs zstandard, which is not installed", do=do)

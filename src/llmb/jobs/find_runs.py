@@ -43,7 +43,7 @@ from llmb.verdict.match_runs import Earlier
 
 NEAR = 5
 MOST_NEAR = 10
-"""The maximum number of earlier repeats, and of later repeats, with which a run is compared."""
+"""The maximum number of earlier repeats, and of the run with its later repeats, that are compared."""
 MOST_RECORDS = 256
 """The maximum number of records to keep in memory while repeats of several runs are found."""
 MANY = 500
@@ -73,7 +73,7 @@ def find_runs(selector: str, install: Path, say: Say) -> RunSet:
 def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """Find run folders by an id, a label or a campaign, by ``latest`` for the newest successful run, or by the path of
     a run folder, of a folder with only one run, or of an archive. Any other existing folder is returned unchecked.
-    Raise UsageError if there is no run, or ``text`` is ambiguous.
+    Conclude runs that ended without a result. Raise UsageError if there is no run, or ``text`` is ambiguous.
     """
     path = parse_path(text).absolute()
     check_reachable(path)
@@ -198,7 +198,7 @@ def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
     """Return the runs measured in the window ``rule``, or unchanged if ``rule`` is None; raise UsageError for runs of a
-    comparison of engines."""
+    comparison of engines. Invalid runs are returned unchanged."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 

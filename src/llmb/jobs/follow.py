@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints and follows the log of a job's run."""
+"""Reads and follows the logs of jobs, and updates the jobs meanwhile."""
 
 import math
 import time

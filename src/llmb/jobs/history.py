@@ -77,7 +77,7 @@ def database_path(install: Path) -> Path:
 
 
 def open_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history below ``install``, or rebuild it if missing; raise EnvironmentProblem if it cannot be opened."""
+    """Open or, if missing, rebuild the history; raise UsageError for a foreign link, EnvironmentProblem on failure."""
     path = database_path(install)
     if not _has_content(path):
         with _locked(path):  # another process must find the complete history
@@ -109,7 +109,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
     """Open the history for a command that only reads. Reject changes if the history cannot be written, as on a full
-    disk, or does not exist and the install root is another user's.
+    disk, or if there is none and the install root is missing or another user's.
     """
     path = database_path(install)
     try:

@@ -163,7 +163,7 @@ def read_origin(folder: RunFolder) -> ImportOrigin | None:
 
 
 def unpacked(path: Path) -> Path:
-    """Unpack an archive into a folder that exists until the process ends; raise UsageError for an invalid archive."""
+    """Unpack an archive into a folder for this process's life; raise UsageError or EnvironmentProblem on failure."""
     status = path.stat()
     return _unpacked(path, status.st_mtime_ns, status.st_size)
 

@@ -104,7 +104,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """Return the short id that commands accept and print."""
+        """Return the short id that commands print and, for runs, accept."""
         return short_id(self.run_id or self.name)
 
     @property

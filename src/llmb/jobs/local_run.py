@@ -300,7 +300,7 @@ def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
 def runs_lock(install: Path, say: Say) -> AbstractContextManager[object]:
     """Return a lock for a series of runs, so that clients of an install root do not disturb each other's measurements.
 
-    Clients report that they wait, and wait without limit. Raise EnvironmentProblem if the file system has no locks.
+    Clients report that they wait, and wait without limit. Raise EnvironmentProblem if the file cannot be locked.
     """
     waiting = "another command is running a series here; waiting for it to end"
     return file_lock(install / STATE_FOLDER / "runs.lock", inf, "making several runs", lambda: say(waiting))

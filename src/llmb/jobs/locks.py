@@ -20,7 +20,7 @@ def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], No
     """Hold the lock on ``path`` and yield its file descriptor; call ``on_wait`` once if another process holds it.
 
     A child that inherits the descriptor keeps the lock after its parent ends. Raise EnvironmentProblem if the lock is
-    still held after ``patience_s`` seconds, or if the file system has no locks.
+    still held after ``patience_s`` seconds, or if the file cannot be opened or locked.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -155,7 +155,7 @@ class JobOrder(ABC):
 
     @abstractmethod
     def place(self) -> tuple[Path, str]:
-        """Return the parent of the job's folder, and the prefix of the folder's name."""
+        """Return ``parent`` and ``name`` of the job's folder, ``parent/<name>_<seconds>/<name>``."""
 
     @abstractmethod
     def spec(self, folder: RunFolder) -> JobSpec:

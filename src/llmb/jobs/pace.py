@@ -46,7 +46,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceComparison:
-    """The median step time, compared with the expected time; ``delta_pct`` is positive if the run is slower."""
+    """The median step time, compared with the expected time. ``delta_pct``: positive if slower, None if too early."""
 
     expected: Expected
     standing: Standing

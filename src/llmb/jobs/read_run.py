@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads runs from run folders, logs or comparisons of engines, and measures them in their own window or another.
 
-The figures of a run with a readable record are computed from its steps. Its log is used only to check the record and,
-if the run has no figures, to show how far it came.
+The figures of a run with a readable record come from its steps or, if its program writes none, from the program's
+result. Its log also serves to check the record and, if the run has no figures, to show how far it came.
 """
 
 import re
@@ -421,7 +421,7 @@ class EngineDocument(BaseModel):
 
 
 def runs_of_engines(path: Path, title: str) -> RunSet:
-    """Return one run for each case and round; raise UsageError if the file is not a comparison of engines."""
+    """Return a run for each case; raise UsageError if the file is not a comparison of engines, or cannot be read."""
     text = read_text_file(path)
     try:
         document = EngineDocument.model_validate_json(text)

@@ -125,7 +125,7 @@ def _apply(store: Store, jobs: Sequence[Job], states: Mapping[str, JobState], qu
 
 
 def look(job: Job, state: JobState, query_s: float) -> Job | None:
-    """Return ``job`` updated from ``state`` and its folder; None if it has not changed or its end is not yet known."""
+    """Return ``job`` updated from ``state`` and its folder; None if its end is already recorded or not yet known."""
     if not job.live and (state.phase == "unrecognized" or (state.ended and state.restarts <= job.restarts)):
         return None
     if state.phase in ("queued", "running", "unrecognized"):

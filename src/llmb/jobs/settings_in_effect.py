@@ -30,7 +30,7 @@ CATALOGUE: SourceKind = "catalogue"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting; its value comes from ``place``: a file and line, a variable, a catalogue entry or a default."""
+    """A setting; its value comes from ``place``: a file and line, variable, option, catalogue entry or default."""
 
     key: str
     value: Value
@@ -56,9 +56,9 @@ def settings_in_effect(
     size: str | None = None,
     partition: str | None = None,
 ) -> SettingsInEffect:
-    """Collect the settings for jobs submitted here, of ``workload`` and in ``partition`` if these are specified.
+    """Collect the settings for jobs submitted here, of ``workload`` and ``size`` and in ``partition`` if specified.
 
-    Raise UsageError with all problems if files or variables are invalid.
+    Raise UsageError if files or variables are invalid, or the recipe is unknown.
     """
     schema = cluster_schema()
     site_file = read_cluster_file(root.path / CLUSTER_CONFIG, schema)

@@ -25,7 +25,7 @@ from llmb.runs.record import may_be_short_id
 SCHEMA_VERSION = 13
 """The version of the schema; lower versions were written by development versions before 0.1."""
 QUERY = "query INTEGER NOT NULL DEFAULT 0"
-"""The number of the query that last updated a row."""
+"""The column with the number of the query that last updated a row."""
 NUMBERS = {int: "INTEGER", float: "REAL"}
 INDEXES = """
 CREATE INDEX jobs_by_time ON jobs (submitted_s);
@@ -197,7 +197,7 @@ class Store:
         return self._select("WHERE job_id IS NULL AND state = ? ORDER BY submitted_s", SUBMITTING)
 
     def failed_with_retries(self, since_s: float) -> list[Job]:
-        """Return jobs that failed after ``since_s`` for a known cause, have retries left, and were not resubmitted."""
+        """Return jobs with retries that failed after ``since_s`` for a known cause and were not resubmitted."""
         return self._select(
             "AS failed WHERE status = 'failed' AND retries > 0 AND fault IS NOT NULL AND ended_s >= ? AND NOT EXISTS"
             " (SELECT 1 FROM jobs AS next WHERE next.retry_of = failed.key AND next.state != ?) ORDER BY submitted_s",

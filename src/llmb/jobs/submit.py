@@ -126,7 +126,7 @@ def new_job(prepared: Prepared, key: str, campaign: str | None = None) -> Job:
 def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s: float) -> Iterator[str]:
     """Find the ids of jobs whose submission to ``scheduler`` was interrupted, or record that they were not submitted.
 
-    Yield messages for the user. Raise InfrastructureError if the scheduler does not answer.
+    Yield messages for the user. Raise InfrastructureError or EnvironmentProblem if the scheduler cannot be queried.
     """
     if not _unresolved(store, scheduler):
         return

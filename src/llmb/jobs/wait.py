@@ -61,7 +61,7 @@ def wait_for(
 ) -> list[Job]:
     """Wait until all jobs with ``keys`` have ended, or for ``time_out_s``; return each job or, if any, its last retry.
 
-    ``watch`` is called while waiting. Raise InfrastructureError if a scheduler does not respond for ten minutes.
+    Raise InfrastructureError if a scheduler does not respond for ten minutes, EnvironmentProblem if it is missing here.
     """
     began = answered_s = time.monotonic()
     while True:

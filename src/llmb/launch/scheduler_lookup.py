@@ -90,5 +90,5 @@ def _absolute(root: str) -> str:
 
 
 def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:
-    """Read the site's settings below ``install`` and the user's; raise UsageError with all problems in them."""
+    """Read the site's settings below ``install`` and the user's; raise UsageError if they are invalid."""
     return read_site(catalogue, install, environ, cluster_schema(), user_schema())

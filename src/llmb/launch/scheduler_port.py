@@ -77,7 +77,7 @@ class Partition:
     is_default: bool = False
     nodes: int = 0
     gpus_per_node: int | None = None
-    """The number of GPUs that most of the partition's nodes have; None if the scheduler does not manage their GPUs."""
+    """The number of GPUs that most of the partition's nodes have; None if the scheduler manages none there."""
     gres_type: str | None = None
     architecture: str | None = None
     """The kernel's name for the architecture: x86_64 or aarch64."""
@@ -139,7 +139,7 @@ class JobState(Record):
     """The state in general terms: ``unknown`` if the scheduler does not know the job, or no longer does;
     ``unrecognized`` if it reports a state that llmb does not know, so that the job is queried again."""
     meaning: str | None = None
-    """Why the job is waiting, or how it ended."""
+    """An explanation of the state, such as why the job is waiting or how it ended."""
     end_pending: bool = False
     """True if the job has ended, but the scheduler may report only later how it ended."""
     exit_code: int | None = None
@@ -176,7 +176,7 @@ class JobHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobAnswers:
-    """States by the key of the job, except jobs that could not be queried; ``warnings`` are shown to the user."""
+    """States by the key of the job, except jobs whose state was not found; ``warnings`` are shown to the user."""
 
     states: Mapping[str, JobState]
     warnings: Sequence[str] = ()
@@ -213,7 +213,7 @@ class NodeState(Record):
     usable: bool
     reason: str | None = None
     gpus: int | None = None
-    """The number of GPUs that the scheduler can allocate on the node; None if it does not manage GPUs."""
+    """The number of GPUs that the scheduler can allocate on the node; None if it manages none there."""
     partitions: tuple[str, ...] = ()
 
     @property
@@ -380,7 +380,7 @@ class Wording:
     title: str
     """The scheduler's display name."""
     words: frozenset[str] = frozenset()
-    """All states that jobs may have, in the scheduler's terms."""
+    """The states of jobs that llmb knows, in the scheduler's terms."""
 
     def cause(self, signal: str) -> str:
         """Complete "ended by ..." for a job that received ``signal``; by default, return the signal's name."""
@@ -424,7 +424,7 @@ class Scheduler(Queue, Cluster, Wording, InstallerPart):
 
     def read_options(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         """Build the job's options from option values or else from variables in ``environ``; ``python`` is the default
-        interpreter. Raises UsageError with all problems if an option is invalid."""
+        interpreter. Raises UsageError if an option or variable is invalid."""
         return JobOptions(python=python)
 
     def options_here(self, environ: Mapping[str, str]) -> JobOptions:

@@ -2,7 +2,7 @@
 """Ranks that another launcher has started, such as torchrun, mpirun or a Kubernetes TrainJob: each runs ``llmb run``.
 
 Rank 0 plans the run, creates its folder and writes its record; the other ranks receive the folder's path through the
-store of torch.distributed, and train.
+store of torch.distributed; all train.
 """
 
 import subprocess
@@ -53,7 +53,7 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add to a rank's: a prefix for torch's store and, with a local master, its interface."""
+    """Return the variables that a rank lacks: a prefix for torch's store and, for a local master, loopback."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"

@@ -2,8 +2,8 @@
 """Memory of a run's ranks in closed form: an estimate of the engine's account, computed in milliseconds.
 
 Every term is a tensor of the engine, whose size follows from the model's parts on a rank; nothing is fitted. A rank
-peaks at the loss, when every micro-batch in flight holds its saved activations; in the backward pass of a block, on
-stages without a loss; when the gradients of a step are reduced; or in the update.
+peaks at the loss, when every micro-batch in flight holds its saved activations; in a pass of a block; when the
+gradients of a step are reduced; or in the update.
 """
 
 from collections import Counter
@@ -42,8 +42,8 @@ def why_not_estimated(plan: EnginePlan) -> str | None:
 
 
 def memory_of(plan: EnginePlan, *, as_published: bool) -> MemoryUse | Missing:
-    """Estimate the memory of a plan; Missing if it cannot be estimated, or if it does not fit, but a run as published
-    recomputes activations of which the estimate knows nothing."""
+    """Estimate the memory of a plan; Missing if it cannot be estimated or, for a run ``as_published``, if it does
+    not fit without the recompute that the published run had."""
     if reason := why_not_estimated(plan):
         return Missing(reason)
     use, published = estimate(plan), plan.recipe.published_way("recompute")
@@ -81,7 +81,7 @@ def estimate_here(plan: Plan) -> MemoryUse | None:
 
 
 def clearly_fits(use: MemoryUse) -> bool:
-    """Return whether the ranks fit even if the estimate is too low by ``DOUBT``."""
+    """Return whether the memory of the GPUs is known, and suffices even if the estimate is too low by ``DOUBT``."""
     return use.capacity_gib is not None and use.needed_gib + DOUBT * use.fullest.peak_bytes / GIB <= use.capacity_gib
 
 
@@ -302,7 +302,7 @@ class _Rank:
     def begun_gradients(self, begun: Sequence[bool]) -> int:
         """Return the bytes of gradients in all stages that have gradients, according to ``begun``.
 
-        If gradients are sharded and all micro-batches of a stage run in a row, only the first of these is unreduced.
+        If gradients are sharded and all micro-batches of a stage run in a row, only the first such stage is unreduced.
         """
         first = begun.index(True) if any(begun) else len(begun)
         if self.reduces_in_turn and first < len(begun):
@@ -483,7 +483,7 @@ class _Rank:
         return sums - self.gradient_bytes * sent
 
     def at_reduction_of_experts(self) -> dict[str, int]:
-        """Return the peak by owner while a pipeline with experts and sharded parameters reduces a stage; else {}.
+        """Return the peak by owner while a pipeline with experts and sharded parameters reduces gradients; else {}.
 
         The gradients of experts are reordered before they are copied; the second product's gradients then exist three
         times. The last block of the last stage is reduced after everything else. The first block of the first stage is

@@ -69,9 +69,9 @@ class Calibration:
     """The rates of predictions, and the measurement that scales them, if any.
 
     software: the program whose overlap and fusion ``rates`` assume. factors: by predicted term; 1 for other terms.
-    machine: measurements that refine the rates. error: ``node`` or ``recipe`` replaces the expected error of a
-    prediction's case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: the uncertainty of fitted
-    rates, one mapping per fit.
+    machine: measurements that refine the rates. error: ``recipe`` replaces all expected errors of a prediction,
+    ``node`` the error of its case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: the
+    uncertainty of fitted rates, one mapping per fit.
     """
 
     text: str
@@ -184,7 +184,7 @@ def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
     """Scale ``usual`` by a measured step relative to its prediction; a rank that ran alone scales only computation.
-    Raises UsageError if the step was measured on another GPU type or in another dtype."""
+    Raises UsageError if the step was measured on another GPU type or in another dtype, or cannot be predicted."""
     mine, other = plan.recipe, measured.plan.recipe
     for name, ours, theirs in (("GPU type", mine.gpu_type, other.gpu_type), ("dtype", mine.dtype, other.dtype)):
         if ours != theirs:

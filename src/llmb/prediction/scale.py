@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted training at larger scales: step time, goodput under failures, and the cost of training. Pure."""
+"""Predicted training at larger scales or on slower hardware: step time, goodput, energy and cost. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -81,7 +81,7 @@ SLOW_GPU = 1.1
 def what_if(
     plan: EnginePlan, gpu: Gpu, calibration: Calibration, errors: Mapping[str, ExpectedError]
 ) -> list[Scenario]:
-    """Predict the step with slower NVLink, a slow GPU and, if possible, a slower network and twice the GPUs."""
+    """Predict scenarios: slower NVLink, a slow GPU and, if possible, a slower network and twice the GPUs."""
     usual = predict(plan, gpu, calibration, errors).seconds
     slow_links = calibration
     if machine := calibration.machine:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Searches for the layouts with the fastest predicted steps, and for changes with which a run fits in memory. Pure."""
+"""Searches for layouts with the fastest steps or cheapest tokens, and for changes with which a run fits. Pure."""
 
 from bisect import insort
 from collections import Counter
@@ -80,7 +80,7 @@ def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted, constraints: 
 
 
 def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
-    """Search all layouts with the model, GPUs, batch and sequence length of ``plan``, whose layout may be invalid.
+    """Search layouts with the model, GPUs, batch and sequence length of ``plan``, whose layout may be invalid.
 
     For each layout, recompute and sharding modes are tried from the fastest until one fits. Raises UsageError if
     memory or time cannot be predicted.
@@ -106,7 +106,7 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Constraints) -> tuple[Candidate, int]:
     """Return the fastest of a layout's plans that fits, and the number of plans tried. One of the last two must fit.
-    Gradients are reduced more often only if the layout does not fit otherwise, because that is never faster."""
+    Gradients are reduced more often only if a plan does not fit otherwise, because that is never faster."""
     once = [way for way in ways if way.parallelism.gradient_sync == "step"]
     frequent = {way.recompute: way for way in ways if way.parallelism.gradient_sync == "micro-batch"} if once else {}
     waiting = sorted(map(predicted, once or ways), key=attrgetter("seconds"))
@@ -287,7 +287,7 @@ StepTime = Callable[[EnginePlan], float | None]
 
 
 def remedies(plan: EnginePlan, step_time: StepTime = lambda _: None) -> list[Remedy]:
-    """Return the cheapest changes that make the plan fit, at most ``MOST_REMEDIES``, the fewest options first."""
+    """Return at most ``MOST_REMEDIES`` changes that make the plan fit: the fewest options first, then the cheapest."""
     found: list[tuple[set[str], Remedy]] = []
     changes = list(_changes(plan))
     for number in range(1, MOST_CHANGES + 1):

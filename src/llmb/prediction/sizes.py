@@ -32,9 +32,9 @@ def block_products(
 ) -> Iterator[Product]:
     """Yield the products of a block on one rank; ``experts``: it is a mixture-of-experts block.
 
-    Query, key and value count as one product, as do gate and up: the largest that an engine can fuse. Tensor
-    parallelism shards the outputs of the first product of a layer and the inputs of the second; context parallelism
-    shards the tokens. Tokens are assumed to be evenly distributed among experts.
+    Query, key and value count as one product (unless attention is latent), as do gate and up: the largest that an
+    engine can fuse. Tensor parallelism shards the outputs of the first product of a layer and the inputs of the second;
+    context parallelism shards the tokens. Tokens are assumed to be evenly distributed among experts.
     """
     part, tokens, hidden = rank_model(model, layout), layout.mbs * layout.seq_len // layout.cp, model.hidden_size
     queries, keys = part.attention_heads * model.head_dim, part.kv_heads * model.head_dim
@@ -83,7 +83,7 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 
 class Sizes:
     """Sizes on one rank. tokens: tokens of a micro-batch; shard: ``tokens`` / TP; between: tokens between layers,
-    ``shard`` with sequence parallelism, else all. query, key, value: features of all heads; attended: of attention's
+    ``shard`` with sequence parallelism, else all. query, key, value: features of the rank's heads; attended: of their
     output. Biases and parameters with a single value per head are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:

@@ -46,7 +46,7 @@ class StepCache:
 
 
 class PipelineTime(NamedTuple):
-    """The first pipeline rank of each kind with its work per micro-batch, and the bubble of a step."""
+    """The first rank of each kind (or one, with the mean of all) with its work per micro-batch, and a step's bubble."""
 
     ranks: tuple[tuple[int, Amount], ...]
     bubble: Amount

@@ -36,7 +36,7 @@ class ErrorSource:
 def error_sources(prediction: Prediction) -> list[ErrorSource]:
     """Return the sources of a prediction's interval, whose shares sum to 1; the largest first.
 
-    The error of a prediction's case was measured on held-out steps, and includes the uncertainty of fitted rates.
+    The error of a prediction's case includes the uncertainty of fitted rates, even if the error is assumed.
     This part is attributed to terms, unless the prediction is calibrated; the rest of the error has no single cause.
     """
     case, *aspects = prediction.errors.values()

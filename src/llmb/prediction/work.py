@@ -31,7 +31,7 @@ Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_
 class Messages(NamedTuple):
     """A ``number`` of messages of one kind in one group, each of ``size`` bytes before reduction or after gathering.
 
-    beside: hidden completely behind products. copies: copies per token, if copies for one node are joined, else 0.
+    beside: hidden behind products at no cost. copies: copies per token, if copies for one node are joined, else 0.
     """
 
     kind: str
@@ -105,7 +105,7 @@ class LayerKind(NamedTuple):
 
 def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float:
     """Return the factor by which a product takes longer than with full tiles and waves (NVIDIA, Matrix Multiplication
-    Background User's Guide, tile and wave quantization)."""
+    Background User's Guide, tile and wave quantization); 1 if ``sms`` is None."""
     if sms is None or not rows or not columns:
         return 1.0
     tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS) * together

@@ -200,7 +200,7 @@ def _split(values: Floats, steps: int) -> list[int] | None:
 
 LEAST_STEADY = 8
 LEAST_SHARE = 1 / 3
-"""Minimum fraction of the run that must be steady, in addition to ``LEAST_STEADY`` steps."""
+"""The steady part must have at least this fraction of the run's steps, and at least ``LEAST_STEADY`` steps."""
 PENALTY = 18.0
 NO_STEADY_STATE = (
     f"no steady state: at least {FEWEST_STEPS} steps after the first one are required, a third of them (and at least "

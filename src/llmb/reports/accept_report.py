@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An acceptance as a table: the measurements and their outcome."""
+"""Acceptances, planned or complete, as tables and JUnit cases."""
 
 from collections.abc import Iterator, Sequence
 

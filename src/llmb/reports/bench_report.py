@@ -24,7 +24,7 @@ NOTES = {
     "launch": "Per operation. host: until it is queued, or done on a CPU; device: in a full queue; graph: in a CUDA "
     "graph; round_trip: alone, until it is done.",
 }
-"""Explanations of the values of each benchmark."""
+"""Explanations of values, by benchmark."""
 SCATTERED = 2.0
 """If the median is this many times the fastest repetition, other work is the likely cause."""
 MOST_DEVICES = 64
@@ -210,7 +210,7 @@ def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any
 
 
 def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]:
-    """Yield a table with a row per node, the worst first, and a table of the fit, unfit and undecided nodes."""
+    """Yield a table of nodes, the worst first, without the fit ones if they are many, and a table of lists of nodes."""
     took = f"{duration(result.took_s)} (expected: {duration(result.expected_s)}, at most {duration(result.limit_s)})"
     fit, unfit = result.names(fit=True), result.names(fit=False)
     shown = [one for one in result.nodes if not one.fit or len(fit) <= MOST_FIT]
@@ -229,7 +229,7 @@ def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]
 
 
 def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
-    """Format the measurements of a fit node: alone, and in the best of its pairs."""
+    """Format the measurements of a node: alone, and in the fastest of its pairs that have no problem."""
     place = result.nodes.index(verdict)
     alone = next((one.figures for one in result.alone if one.node == place), PairFigures())
     pairs = (pair.figures for pair in result.pairs if pair.has((place,)) and not pair.problem)

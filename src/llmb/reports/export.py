@@ -35,7 +35,7 @@ from llmb.runs.record import read_job_if_whole
 from llmb.runs.steps import Step, read_steps
 
 PROJECT = "llmb"
-"""The names of MLflow's experiment and of W&B's project."""
+"""The name of MLflow's experiment and of W&B's project."""
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "WANDB_ERROR_REPORTING": "false"}
 """Environment variables that disable the telemetry of both libraries, and MLflow's informational messages."""
 MLFLOW_STATUSES = {"success": "FINISHED", "cancelled": "KILLED"}
@@ -184,7 +184,7 @@ def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
-    """Yield the name and value of each numeric column of a step."""
+    """Yield the name and value of each known number of a step, without the step's own number."""
     for column in STEPS:
         value = None if column.header in NOT_SCALARS else column.of((run, step))
         if value is not None:
@@ -195,7 +195,7 @@ class ExportForm(NamedTuple):
     """A format for exporting runs, with the libraries that it needs and the extra that installs them."""
 
     write: Callable[[RunSource, Path], Iterator[Path]]
-    """Yields each file once it is complete."""
+    """Yields the path of each file once it is complete."""
     extra: str = ""
     libraries: tuple[str, ...] = ()
 
@@ -212,7 +212,7 @@ FORMS = {
 
 
 def exported_run(folder: RunFolder) -> ExportedRun:
-    """Read an ended run with its steps. Raise UsageError or EnvironmentProblem if it cannot be read."""
+    """Read an ended run with its steps. Raise UsageError, EnvironmentProblem or OSError if it cannot be read."""
     run = read_ended_run(folder)
     job = read_job_if_whole(folder)
     return ExportedRun(run, job.campaign if job else None, read_steps(folder.steps))
@@ -221,8 +221,8 @@ def exported_run(folder: RunFolder) -> ExportedRun:
 def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) -> list[Path]:
     """Write the runs in ``folders`` below ``output``, replacing existing files; return the paths of the files.
 
-    Runs are read one after the other, once for each file. Raise EnvironmentProblem if a library is not installed or
-    writing fails, and the errors of ``exported_run``.
+    Runs are read one after the other, and again for each format or table. Raise EnvironmentProblem if a library is not
+    installed or writing fails, and the errors of ``exported_run``.
     """
     wanted = {name: FORMS[form].extra for form in formats for name in FORMS[form].libraries}
     if missing := {name: extra for name, extra in wanted.items() if find_spec(name) is None}:

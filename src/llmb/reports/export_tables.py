@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results and steps as CSV, JSON lines and Parquet with the same columns, and results as OpenMetrics."""
+"""Results and steps as CSV, JSON lines, Parquet and data frames with the same columns; results as OpenMetrics."""
 
 import json
 import math
@@ -54,7 +54,7 @@ class ExportedRun:
 
 StepRow = tuple[ExportedRun, Step]
 RunSource = Callable[[], Iterator[ExportedRun]]
-"""Yields all runs; it is called once for each file."""
+"""Yields all runs; it is called once for each format, or for each table of a format."""
 
 
 def rows_of(columns: Sequence[Column[Row]], rows: Iterator[Row]) -> Iterator[dict[str, Scalar | None]]:
@@ -108,7 +108,7 @@ RESULTS: tuple[Column[ExportedRun], ...] = (
 
 
 def _of_step(kind: type, prefix: str = "") -> Iterator[Column[StepRow]]:
-    """Yield a column for each scalar of a step or of its nested records, prefixed with the nested record's name."""
+    """Yield a column for each scalar of a step and, prefixed with the record's name, of its nested records."""
     hints = get_type_hints(kind)
     for field in fields(kind):
         hint = hints[field.name]
@@ -125,7 +125,7 @@ STEPS: tuple[Column[StepRow], ...] = (
     *_of_step(Step),
     Column("in_window", lambda row: row[1].step in row[0].window, kind=bool),
 )
-"""The exported columns of a step, as in ``metrics.jsonl``."""
+"""The exported columns of a step: the run's id, its scalars in ``metrics.jsonl``, and whether the window has it."""
 
 
 def write_tables(

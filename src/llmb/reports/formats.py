@@ -59,7 +59,7 @@ def interval_of(interval: tuple[float, float] | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in its two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
+    """Format a duration in at most two units, such as ``14 s`` and ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -97,7 +97,7 @@ def sparkline(values: Sequence[float], cells: int = MOST_CELLS, scale: Sequence[
     """Return ``values`` as a line of blocks; if there are more than ``cells``, each cell shows its largest value.
 
     Heights range from the smallest to the largest value of ``scale``, by default of the second half of ``values``,
-    which excludes the warm-up; values beyond are clipped. Return an empty string if there are too few values.
+    which excludes the warm-up; values beyond are clipped. Return an empty string if there are too few for a scale.
     """
     scaled = [value for value in scale or values[len(values) // 2 :] if math.isfinite(value)]
     if not scaled or (len(values) < LEAST and not scale):

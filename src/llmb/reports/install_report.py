@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installations, settings of a cluster, and prepared data and weights, as tables and JSON documents."""
+"""Installations, images, settings, checked files, prepared data and checkpoints, as tables and JSON documents."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -102,8 +102,8 @@ def settings_document(found: SettingsInEffect) -> dict[str, Any]:
 def checked_document(
     checkout: Path | None, found: Sequence[CheckedFile], folder: Path | None, own: Sequence[UserFile]
 ) -> dict[str, Any]:
-    """Return the JSON of ``llmb config check``; its keys are a contract. Without a checkout, values about it are null;
-    without a user's catalogue, ``catalogue`` is null."""
+    """Return the JSON of ``llmb config check``; its keys are a contract. Without a checkout, ``files`` is
+    empty and other values about it are null; without a user's catalogue, ``catalogue`` is null."""
     return {
         "path": checkout,
         "as_released": all(item.state == "as released" for item in found) if found else None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs and nodes, campaigns, and runs that have not ended, as tables, lines and JSON documents."""
+"""Jobs, nodes, campaigns and runs, as tables, lines and JSON documents."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ _IMPLIED = {
 
 
 def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[str, Any]:
-    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` counts all jobs."""
+    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` ignores --limit."""
     return {key: [job.document() for job in jobs], "total": total}
 
 
@@ -94,7 +94,7 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
 def job_document(
     job: Job, record: RunRecord | None, last_lines: Sequence[str] = (), imported: ImportOrigin | None = None
 ) -> dict[str, Any]:
-    """Return the JSON of ``llmb jobs show``; its keys are a contract. ``record`` is None unless the job is a run."""
+    """Return the JSON of ``llmb jobs show``; its keys are a contract. ``record`` is None without a readable one."""
     return {
         **job.document(),
         "files": _files(job),
@@ -198,7 +198,7 @@ def submit_text(jobs: Sequence[Job]) -> str:
 
 
 def flags_text(flags: Mapping[str, str | None]) -> str:
-    """Format a job's requested resources, time limit, account and partition in one line."""
+    """Format a job's requested resources, time limit, account, partition, QOS and reservation in one line."""
     shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation")
     return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))
 

@@ -43,7 +43,7 @@ RUN_OUTCOMES: dict[str, Outcome] = {"success": "pass", "failed": "failure"}
 
 class JunitCase(NamedTuple):
     group: str
-    """A node, a recipe or a job."""
+    """The subject of the case, such as a node, a recipe or a job."""
     name: str
     outcome: Outcome
     text: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results to standard output, which no other module does."""
+"""Writes results to standard output."""
 
 import json
 import os
@@ -22,8 +22,8 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
-    """Print a document as JSON, text unchanged, or tables separated by empty lines. Tables are as wide as the terminal,
-    or as wide as needed if the output is not a terminal.
+    """Print a document as JSON, a text, or tables separated by empty lines. Tables are as wide as the terminal, or as
+    wide as needed if the output is not a terminal.
     """
     match result:
         case dict():
@@ -38,7 +38,7 @@ def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
-    """Print one strictly valid JSON document. Raise ValueError for a value that JSON cannot represent."""
+    """Print a value as JSON. Raise ValueError if JSON cannot represent it, EnvironmentProblem if writing fails."""
     _write(json_text(document) + "\n")
 
 
@@ -89,7 +89,7 @@ def print_markdown(text: str) -> None:
 def _write(text: str, *, is_safe: bool = False) -> None:
     """Write text; on a terminal, escape control characters unless ``is_safe``.
 
-    Raise EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
+    Raise BrokenPipeError if its reader has ended, EnvironmentProblem if it cannot be written for another reason.
     """
     try:
         text = text if is_safe or not sys.stdout.isatty() else printable_lines(text)

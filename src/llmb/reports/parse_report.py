@@ -86,7 +86,7 @@ def date_of(run: AnalyzedRun) -> str | None:
 
 
 def time_fields(outcome: LogOutcome) -> dict[str, Any]:
-    """Return the statistics of the step times; with a coarse clock, the median, minimum and maximum are None."""
+    """Return the statistics of step times, if any; with a coarse clock, the median, minimum and maximum are None."""
     unknown = _OF_SINGLE_STEPS if outcome.clock_error_s else ()
     found = {} if outcome.step_time_s is None else all_statistics(outcome.step_time_s)
     return {key: None if key in unknown else value for key, value in found.items()}
@@ -149,7 +149,7 @@ def _short_name(file_name: str) -> str:
 
 
 def _distinguished(name: str, group: Sequence[Path], root: Path) -> dict[Path, str]:
-    """Return the differing parts of the paths of files that share ``name``, with ``name`` unless they contain it."""
+    """Return distinct names for files of one ``name``: the differing parts of their paths, or whole relative paths."""
     parts = [path.relative_to(root).parts for path in group]
     if len({len(own) for own in parts}) > 1:
         return {path: "/".join(own) for path, own in zip(group, parts, strict=True)}

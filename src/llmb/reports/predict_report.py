@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions, and the memory of ranks, as tables and JSON."""
+"""Predictions, searched layouts, and the memory of ranks, as tables, CSV and JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -291,7 +291,7 @@ def _further_rows(predicted: RunPrediction) -> Iterator[tuple[str, str, str]]:
 
 
 LEAST_SHARE = 0.005
-"""The smallest share of a squared half-width with its own line."""
+"""The smallest share of the interval's squared half-width with its own line."""
 
 
 def _sources_table(sources: Sequence[ErrorSource]) -> Iterator[Table]:
@@ -446,7 +446,7 @@ class LayoutPlan(Shown):
 
     @property
     def ahead_pct(self) -> float | None:
-        """Return the improvement of the first layout over the recipe in percent; None if either does not fit."""
+        """Return the improvement of the first layout over the recipe in percent; None unless both are known and fit."""
         if not self.own or not self.layouts or self.exceeds(self.own):
             return None
         return 100 * (self.cost(self.own) / self.cost(self.layouts[0]) - 1)

@@ -200,7 +200,7 @@ def throughput_table(recipe: Recipe, step_time_s: float, result: Throughput) -> 
 
 
 def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
-    """Return the JSON of the published values of each scale; null with a reason if there are none."""
+    """Return the JSON of each scale's layout and published values, which are null with a reason if there are none."""
     scales = [
         {
             **fields_of(recipe, *(name for name in IDENTITY if name != "task")),

@@ -77,7 +77,7 @@ ORIGIN = ("weights", "data", "dataset", "sequences")
 
 
 def answer_text(result: Result, verdict: Verdict | None) -> str:
-    """Return one line with the measurement, its reference and the outcome."""
+    """Return one line with the measurement, its reference and the outcome, as far as they are known."""
     if not result.step_time_s:
         return headline(verdict) if verdict else ""
     measured = f"{number(result.step_time_s.mean)} s a step, {number(result.tokens_per_s)} tokens/s"

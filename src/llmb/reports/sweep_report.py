@@ -19,7 +19,7 @@ PARTS = re.compile(r"on \d+ x \S+|\S+")
 
 
 def varied_names(plans: Sequence[Plan]) -> list[str]:
-    """Return each plan's differences from others with the same title, such as ``mbs 2``; empty if there are none.
+    """Return each plan's values of the settings in which plans with the same title differ, such as ``mbs 2``.
 
     Values that follow from the title, such as the sharding for a number of GPUs, are not listed.
     """
@@ -41,7 +41,7 @@ def _parts(plan: Plan) -> dict[str, Any]:
 
 
 def titles_of(plans: Sequence[Plan]) -> list[str]:
-    """Return the title of each recipe, with its differences from the others."""
+    """Return the title of each plan, with the values that ``varied_names`` returns for it."""
     return [_with(plan.recipe.title(), name) for plan, name in zip(plans, varied_names(plans), strict=True)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of columns and rows as lines, CSV, Markdown and HTML, and documents of their values. Pure."""
+"""Tables of columns and rows as lines, CSV, Markdown and HTML, and documents of their values."""
 
 import csv
 import io
@@ -233,7 +233,7 @@ def _html_lines(text: str) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """Format the table's rows as Markdown, without the title."""
+    """Format the table as Markdown, without its title and caption."""
     rules = ["---:" if column.right else "---" for column in table.columns]
     rows = [[column.header for column in table.columns], rules, *(map(markdown_text, row) for row in table.rows)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -32,19 +32,19 @@ _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedRun:
     """The identity, end and speed of a run. Unknown values are None or empty. A run without a record is known only from
-    its log; a run whose log was not read has no ``log``."""
+    its log or a comparison of engines; a run whose log was not read has no ``log``."""
 
     id: str
     """The short id that commands accept and print."""
     path: Path
-    """The run's folder, or its log if it has no record."""
+    """The run's folder; without a record, its log or its case in a comparison of engines."""
     identity: RunIdentity
     conditions: Mapping[str, Value] = field(default_factory=dict)
-    """The conditions that may differ between repeats, under dotted keys: software, hardware, nodes, steps, seed."""
+    """The conditions that may differ between repeats, under dotted keys, such as software, hardware, nodes and seed."""
     label: str | None = None
     campaign: str | None = None
     started_s: float | None = None
-    """Seconds since 1970; without a record, the time of the last write to its log."""
+    """Seconds since 1970; for a run known only from its log, the time of the last write to it."""
     status: str
     reason: str | None = None
     window: Window | None = None
@@ -73,7 +73,7 @@ class AnalyzedRun:
     log: ParsedFile | None = None
     """The parsed log; its outcome takes the record into account."""
     source: str | None = None
-    """The run's own id, or a substitute from its log: equal for copies. None if only ``path`` is known."""
+    """The run's own id, or a substitute from its log: equal for copies. None if only ``path`` identifies it."""
     content: str | None = None
     """A digest that is equal for copies that were not changed."""
     copy_of: str | None = None
@@ -175,7 +175,7 @@ class AnalyzedRun:
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
 
     def invalid(self, reason: str) -> "AnalyzedRun":
-        """Return the run with the status ``invalid`` and ``reason``, without measurements."""
+        """Return the run with the status ``invalid`` and ``reason``, without statistics, rates and anomalies."""
         log = replace(self.log, outcome=without_figures(self.outcome, reason)) if self.log else None
         bare = replace(self, log=log, status="invalid", reason=reason, step_times_s=(), step_time_s=None, figures=None)
         return replace(bare.with_figures({}, None), anomalies=None)
@@ -231,7 +231,7 @@ class RunSet:
 
 
 def without_unmeasured(some: RunSet) -> RunSet:
-    """Move runs that failed, are invalid, or do not measure the speed of steps to ``left_out``."""
+    """Return the set with the runs that do not count as measurements moved to ``left_out``."""
     runs = tuple(run for run in some.runs if exclusion_reason(run) is None)
     dropped = [ExcludedRun(run.id, reason) for run in some.runs if (reason := exclusion_reason(run))]
     return RunSet(some.title, runs, (*some.left_out, *dropped))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects the attention backend of a run, and describes why. Pure."""
+"""Selects the attention backend and the FP8 product of a run, and describes why. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal

@@ -124,7 +124,7 @@ def loads_weights(plan: Plan) -> bool:
 
 
 def check_weights(plan: Plan) -> None:
-    """Raise UsageError if initial weights, or the base of resumed adapters, are unreadable or do not fit the run."""
+    """Raise UsageError or OSError if initial weights, or the base of resumed adapters, are unreadable or do not fit."""
     if plan.weights is not None and loads_weights(plan):
         checkpoint = read_checkpoint(Path(plan.weights.path))
         if problems := list(weights_problems(plan, checkpoint.record)):
@@ -149,7 +149,7 @@ def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
 def base_weights(plan: Plan) -> WeightsOrigin | None:
     """Return the origin of the frozen weights of a run with adapters; None for a run that trains all weights.
 
-    Raise UsageError if the checkpoint cannot be read.
+    Raise UsageError or OSError if the checkpoint cannot be read.
     """
     if plan.lora is None:
         return None

@@ -39,7 +39,7 @@ class Parallelism(Record):
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
-    optimizer state; or nothing. ``settled`` replaces None by the default."""
+    optimizer state; or nothing. ``settled`` replaces None with the default."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Number of ranks that shard each replica, a divisor of DP x CP. Default: all, for one replica."),

@@ -125,7 +125,7 @@ class RunEvidence:
     """The contradiction in the record of a run that completed its steps, if any."""
     environment: Environment | None = None
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED
-    """Samples of the resources in use."""
+    """The samples of the run's nodes; Missing if there are none to read."""
 
 
 def if_possible(result: Result) -> Result:

@@ -184,7 +184,7 @@ def steps_text(window: Window) -> str:
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may change step times; omit variables that name jobs, files and folders."""
+    """Return the variables that may change step times; omit those that name jobs, files, devices and versions."""
     return {
         name: value
         for name, value in variables.items()
@@ -355,7 +355,7 @@ def rule_of(key: str) -> ConditionRule:
 
 
 def title_of(key: str) -> str:
-    """Return the title of the condition ``key``, for display; the key itself if its rule has none."""
+    """Return the title of the condition ``key``; the key itself if its rule has no title, or a pattern with ``*``."""
     rule = rule_of(key)
     exact = not any("*" in pattern for pattern in rule.keys)
     return rule.title if exact and rule.title else key

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware and software of a run's workers, as saved in ``run.json``."""
+"""Hardware and software of a run's workers, as saved in ``run.json``, and the parsing of nvidia-smi's output."""
 
 import re
 from collections.abc import Iterable
@@ -91,11 +91,11 @@ class Environment(Record):
     variables: dict[str, str]
     """Variables that may affect speed, except variables that may hold a secret."""
     attention: AttentionReport | None = None
-    """None until a backend is chosen."""
+    """None until the engine has chosen a backend."""
     fp8_product: Fp8Product | None = None
     """None for a run without FP8."""
     compute_path: ComputePath | None = None
-    """None in the records of earlier versions."""
+    """None for another program, and in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
     """Checks of rank 0, and failed checks of other ranks; empty if no kernel needs a check, None until they ran."""
     ptxas: str | None = None

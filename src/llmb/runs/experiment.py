@@ -26,7 +26,7 @@ DIGITS = 6
 
 
 def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the name that log files and folders of equal runs share; it contains the whole configuration.
+    """Return the name that log files and folders of equal runs share, with layout and differences from the recipe.
     ``arguments`` are for a framework's script. The name includes a proxy's number of layers and, for a run that
     recording slows down, the kind of recording, so that ``llmb parse`` skips the run.
     """
@@ -137,7 +137,7 @@ PROBE_BYTES = 4096
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
     """Create the new, empty folder of a run of the experiment ``name`` (by default with llmb's engine), and the
-    run's folder for checkpoints. Raise EnvironmentProblem if a folder cannot be written."""
+    run's folder in the plan's directory for checkpoints, if any. Raise the errors of ``stamped_folder``."""
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
 

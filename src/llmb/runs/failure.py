@@ -247,7 +247,7 @@ def first_failure(log: str) -> str | None:
 
 
 def failed_host(log: str) -> str | None:
-    """Return the node of the rank that failed first; None if the log shows no failure except lost connections."""
+    """Return the node of the rank that failed first; None if it is unknown, or if the rank only lost a connection."""
     failure = _find(log)
     return failure.host if failure and not VICTIM.search(failure.how) else None
 

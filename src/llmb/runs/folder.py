@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder, and functions that write and read them. Files may be damaged, so reading validates."""
+"""The files of a run's folder, the root of installation, and functions that write files, and read and validate them."""
 
 import errno
 import os
@@ -80,19 +80,19 @@ class RunFolder:
     expert_load = Inside("expert_load.json")
     """Each expert's fraction of the tokens routed in its layer, over all steps; for a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)
-    """Traces of the PyTorch profiler, one per rank."""
+    """Traces of the PyTorch profiler, one per profiled rank."""
     nsys_profile = Inside(NSYS_FOLDER)
-    """Nsight Systems reports, one per rank."""
+    """Nsight Systems reports, one per profiled rank."""
     nccl_trace = Inside(NCCL_FOLDER)
     """NCCL's own logs, one per process."""
     nccl_network = Inside(NETWORK_FOLDER)
     """NCCL's lines about the network, one file per node; for the engine on several nodes."""
     nccl_topology = Inside("nccl_topology.xml")
-    """The GPUs, NICs and links of the first node that NCCL detected; for the engine on GPUs."""
+    """The GPUs, NICs and links of the first node, as NCCL detected them; for the engine on GPUs."""
     breakdown = Inside("breakdown.json")
     """The breakdown of the time of a profiled step."""
     resources = Inside("resources")
-    """The samples of GPUs and nodes during the run, one file per node."""
+    """The samples of GPUs and nodes in one file per node and, until the run ends, the nodes' settings."""
     checkpoints = Inside("checkpoints")
     """Created with the first checkpoint that is saved here."""
     checkpoint_times = Inside("checkpoints.jsonl")
@@ -104,7 +104,7 @@ class RunFolder:
     stall = Inside("stall.txt")
     """Written by a worker that ends a hung run, for the launcher to end other workers; removed when the run ends."""
     job = Inside("job.json")
-    """The job that the run was submitted as, written after submission."""
+    """The job that the run was submitted as, written after its submission or its import."""
     imported = Inside("imported.json")
     """The origin of a run that was imported from an archive."""
     launch_output = Inside("launch.out")
@@ -142,7 +142,7 @@ class RunFolder:
         return self.resources / f"{node}.jsonl"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
-        """Return the folder of checkpoints: in this folder, or with the run's name in the plan's ``checkpoint_dir``."""
+        """Return the folder of checkpoints: in this one, or in the plan's ``checkpoint_dir``, named as the parent."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 

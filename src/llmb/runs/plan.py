@@ -56,7 +56,7 @@ class InitialWeights(Record):
 
     path: str
     name: str
-    """Name of the model that the checkpoint was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
+    """Name of the imported model, such as ``meta-llama/Meta-Llama-3-70B``, or of the run that saved the checkpoint."""
     identity: str | None = None
     """Digest of the checksums of the checkpoint's files."""
 
@@ -106,9 +106,9 @@ class Plan(Record):
     start: Start | None = None
     """The checkpoint that the run resumes from; with ``lora``, it contains only adapters."""
     weights: InitialWeights | None = None
-    """Weights of step 0, even if the run resumes; None if they were random or are unknown."""
+    """Weights of step 0, even if the run resumes; None if random, unknown, or only in ``declared_origin``."""
     dataset: TrainingDataset | None = None
-    """None for synthetic tokens."""
+    """None for synthetic tokens, or if only ``declared_origin`` has the data."""
     lora: Lora | None = None
     """None for a run that trains all weights."""
     verify_checkpoint: bool = True
@@ -116,9 +116,9 @@ class Plan(Record):
     profile: Profile | None = None
     nccl_trace: bool = False
     predicted: PredictedStep | None = None
-    """None if predictions are unsupported, such as on a CPU."""
+    """None if there is no prediction, such as on a CPU."""
     documented_software: str | None = None
-    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``; None if the run changes it."""
+    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``; None if the run differs from it."""
     declared_origin: Origin | None = None
     """Origin that the other fields do not determine: of another program, or of inputs that are not prepared yet."""
 
@@ -152,7 +152,7 @@ class Plan(Record):
         return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
-        """Return whether a checkpoint is saved after ``step``: after the last step, or at the end of an interval."""
+        """Return whether a checkpoint is saved after ``step``: at the end of an interval, or of a run that saves."""
         if step == self.last_step:
             return self.save_checkpoint
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
@@ -289,11 +289,10 @@ def make_plan(
     choices and values that an imported checkpoint lacks. Gradients are reduced in the chosen dtype, by default the
     recipe's, but always in fp32 if the run computes in fp32.
 
-    Without a dataset in ``inputs``, sequences are packed from documents of ``document_tokens`` on average; if that is
-    not set and the recipe packs, from documents with the recipe's attention cost. The plan's recipe holds the
-    statistics of the data.
+    Without ``packing`` in ``inputs``, sequences are packed from documents as ``with_documents`` specifies. The plan's
+    recipe holds the statistics of the data.
 
-    Raise UsageError with all reasons why the run cannot be planned.
+    Raise UsageError if the run cannot be planned.
     """
     saved, ready = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)
@@ -354,7 +353,7 @@ def _packing_problems(recipe: Recipe, choices: Choices, training: Training, *, p
 
 
 def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Training:
-    """Return the recipe's training, or the resumed run's, changed by the explicit choices."""
+    """Return the resumed run's training if recorded, or else the recipe's, with explicit choices and ``reduction``."""
     changes = {
         "peak_lr": choices.peak_lr,
         "warmup_steps": choices.warmup_steps,
@@ -379,7 +378,7 @@ def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype
 
 
 def chosen_lora(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Lora | None:
-    """Return the recipe's adapters, or the checkpoint's, changed by explicit choices; None to train all weights."""
+    """Return the checkpoint's or else the recipe's adapters, changed by explicit choices; None to train all weights."""
     lora = (saved and saved.lora) or recipe.lora
     return lora and lora.model_copy(update=choices.lora_changes())
 
@@ -401,7 +400,7 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
 
 
 def saved_base(record: CheckpointRecord) -> InitialWeights | None:
-    """Return the base weights of saved adapters; None if they are random, or if the checkpoint has all weights."""
+    """Return the base weights of a checkpoint's adapters; None if they are random or unknown, or without adapters."""
     base = record.base
     if base is None or base.path is None:
         return None
@@ -430,16 +429,17 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
 
 
 def pretending(recipe: Recipe, rank: int) -> Recipe:
-    """Return the recipe with one rank running alone, without the published figures, which are for all ranks."""
+    """Return the recipe with one rank running alone, without expectations, which are for all ranks."""
     alone = recipe.model_copy(update={"pretended_rank": rank})
     reason = f"{alone.pretended_text}: published figures are of all ranks"
     return alone.model_copy(update={"expectations": (), "expectations_reason": reason})
 
 
 def with_documents(recipe: Recipe, training: Training) -> Recipe:
-    """Return the recipe with ``training``, and with the statistics of the documents that it then trains on.
+    """Return the recipe with ``training`` and its documents' statistics, without expectations if that changes the data.
 
-    If a recipe packs and ``training`` specifies no documents, their length is chosen for the same attention cost.
+    By default, their mean length gives the attention cost of the recipe's packs. Without packs, it is that of SQuAD for
+    ``squad`` lengths; for others, each sequence is one document.
     """
     seq_len = recipe.layout.seq_len
     usual = _usual_mean(recipe, training)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans a run of the engine, with the checkpoint that it resumes from and the prepared files that it starts from."""
+"""Plans a run of the engine from a checkpoint or prepared files, and returns the arguments that repeat a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -259,7 +259,7 @@ class Search:
 
 
 def search_inputs(catalogue: Catalogue, install: Path, recipe: Recipe, choices: Choices) -> Search:
-    """Return a search for inputs below the root of installation and in the folders that ``choices`` names."""
+    """Return a search for inputs below the root ``install`` and in the folders that ``choices`` names."""
     return Search(catalogue, recipe, choices, prepared_folders(install, recipe.workload))
 
 
@@ -318,7 +318,7 @@ class NotPrepared(UsageError):
 
 
 def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHere:
-    """Return the origin of weights and data for a run of ``recipe`` without further options."""
+    """Return the origin of weights and data for a run of ``recipe`` without further options, and a problem, if any."""
     search = search_inputs(catalogue, install, recipe, Choices())
     origin = search.origin(search.inputs(None))
     try:

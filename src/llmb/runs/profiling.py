@@ -29,7 +29,7 @@ class Profile(Record):
     """The first step after the profile."""
     ranks: tuple[int, ...]
     gpu_metrics: bool = False
-    """True to record metrics of the first rank's GPU."""
+    """True to record metrics of the first profiled rank's GPU."""
 
     def covers(self, step: int) -> bool:
         return self.first_step <= step < self.stop_step

@@ -3,7 +3,7 @@
 
 All ranks of a step end together, because each waits for the others in collectives. So only parts that a rank spends
 alone show which one is slow: its input, the copy to its GPU, and its forward passes. The file has one line per step, or
-in a long run per group of steps.
+per group of steps if a run has many steps or ranks.
 """
 
 import json
@@ -24,7 +24,7 @@ from llmb.runs.folder import BrokenRecord
 from llmb.runs.steps import read_lines
 
 MOST_VALUES = 1 << 20
-"""Maximum number of values in a file, about 8 MB: enough for a line for each of 12 steps of 20,000 ranks."""
+"""Maximum number of values of a whole run, about 8 MB: enough for a line for each of 12 steps of 20,000 ranks."""
 
 
 class RankTime(NamedTuple):
@@ -46,7 +46,7 @@ class RankTimes:
 
     first_step: int
     last_step: int
-    """In a long run, the last step of a group; each value is then the longest of the group."""
+    """The last step of a group of several steps, or ``first_step``; each value is the longest of the group."""
     input_us: tuple[FiniteFloat, ...]
     copy_us: tuple[FiniteFloat, ...]
     layer_us: tuple[FiniteFloat, ...]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run.json``: all inputs of a run, its result, and its attempts. A scheduler may restart the run's job, which then
-resumes from the last checkpoint. Nothing of an earlier attempt is lost: its steps stay in a separate file, its log in
-the run's log, its nodes and its end in the record. ``metrics.jsonl`` has every step of the run once, from the last
-attempt that trained it.
+"""``run.json``: all inputs of a run, its result, and its attempts; also the records of its job. A scheduler may restart
+the job, which then resumes from the last checkpoint. An earlier attempt's steps stay in a separate file, its log in the
+run's log, its nodes and its end in the record. ``metrics.jsonl`` has every step of the run once, from the last attempt
+that trained it.
 """
 
 import errno
@@ -68,7 +68,7 @@ class BegunJob(Record):
 
 
 class Attempt(Record):
-    """One start of a run by a scheduler. The fields of its end are None until it ends, or if that was not recorded."""
+    """One start of a run by a scheduler. The fields of its end are None until the next start, or if it is unknown."""
 
     number: int
     started_at: Time
@@ -87,7 +87,7 @@ class Process(Record):
     host: str
     pid: int
     started: str
-    """The start time, counted from the host's boot, and an identifier of that boot."""
+    """The start time, counted from the host's boot, and an identifier of that boot; empty if unknown."""
 
 
 LOCAL = "local"
@@ -351,7 +351,7 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
     """Prepare the run for its next start by ``job``, and write the record that the workers will read.
 
-    Raise InfrastructureError if all retries of a run with limited retries are used, OSError if writing fails.
+    Raise InfrastructureError if no retry of a limited number is left, BrokenRecord or OSError if a file is unusable.
     """
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:
@@ -395,7 +395,7 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
     """Return the plan with a window that an attempt from ``first_step`` on can train as a whole: a new window if the
-    attempt resumes before the end of the plan's window, unless this window is explicit.
+    attempt resumes before the end of the plan's window, which is kept if it is explicit.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan

@@ -60,7 +60,7 @@ class ExpertLoadReport:
     forced: bool
     """True if tokens were routed evenly, independent of the routers."""
     capacity_factor: float | None = None
-    """None if no token was dropped."""
+    """None if tokens are never dropped."""
     dropped_pct: float = 0.0
     """Percentage of the routed tokens that were dropped, because their experts were full."""
     rank_max_over_mean: float | None = None
@@ -116,21 +116,21 @@ class Reference(Record):
     kind: ReferenceKind
     step_time_s: float
     step_time_s_ci95: Interval | None = None
-    """None for a single step time with an unpublished spread."""
+    """None if the reference has no interval."""
     window: Window | None = None
-    """None if the source does not state the measured steps."""
+    """None if the steps are unknown, differ between runs, or are only in ``window_text``."""
     window_text: str = ""
     """The window in the words of the source."""
     convention: str | None = None
     """The convention by which the source counts FLOPs; None if it has only a step time."""
     source: str
-    """A document and its line, the folder of the baseline, or the user's file and its entry."""
+    """A document and its line, a baseline with its runs, the user's file and its line, or a prediction."""
     runs: int | None = None
-    """Number of runs in a baseline; None for other references."""
+    """Number of runs of a baseline, or of an expectation that states it; else None."""
 
 
 class Condition(Record):
-    """A difference between a run and its reference. A value is None if that side does not report it."""
+    """A difference between a run and its reference, or a fault of one. A value is None if that side reports none."""
 
     key: str
     """Dotted, such as ``software.driver``."""
@@ -151,7 +151,7 @@ class Verdict(Record):
     soft: bool
     """True if the reference, or a condition that differs, allows only a rough statement."""
     delta_pct: float | None = None
-    """Difference of the step time from the reference, in percent; above 0 is slower. None if either is unknown."""
+    """Difference of the step time from the reference, in percent; above 0 is slower. None if unknown."""
     ci95_pct: Interval | None = None
     """95 % confidence interval of ``delta_pct``."""
     smallest_visible_change_pct: float | None = None
@@ -188,7 +188,7 @@ class Result(ReasonedRecord):
     loss: Loss | None
     peak_memory_gib: float | None
     device_memory: DeviceMemory | Missing = Missing("the free memory of GPUs was not recorded")
-    """Null on a CPU."""
+    """Missing on a CPU."""
     window: Window | None = None
     """The window of the statistics if it was determined after the run; None for the window of the plan."""
     measurement_reason: str | None = None

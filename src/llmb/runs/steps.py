@@ -155,15 +155,15 @@ def _adapter() -> TypeAdapter[Step]:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """Return all complete steps; a last line truncated by a crash is omitted.
+    """Return all complete steps, none without a file; a last line truncated by a crash is omitted.
 
-    Raise BrokenRecord if any other line is not a step.
+    Raise BrokenRecord if any other line is not a step, OSError if the file cannot be read.
     """
     return read_lines(path, step_from_json)
 
 
 def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
-    """Parse each line of a file, if it exists; omit an invalid last line. Raise BrokenRecord if others are invalid."""
+    """Parse each line of a file, if it exists; omit an invalid last line. Raise errors as ``read_steps`` does."""
     if not path.exists():
         return []
     records: list[Line] = []

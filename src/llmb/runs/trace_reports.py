@@ -127,7 +127,7 @@ def write_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
 
 
 def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
-    """Return the breakdown saved at the end of the run, if any. Raise BrokenRecord if it is damaged."""
+    """Return the breakdown saved at the end of the run, if any. Raise errors as ``read_stored`` does."""
     return read_stored(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None
 
 

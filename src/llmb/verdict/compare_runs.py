@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares two groups of runs, recipe by recipe. Pure."""
+"""Compares two groups of runs, recipe by recipe. Pure except for reading data files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -72,7 +72,7 @@ class Row(Record):
     measure: Measure
     """``gpu_time_per_token`` if the two sides do different work per step."""
     speed_up: float | None
-    """The ratio of tokens per second and GPU, after to before."""
+    """The ratio of tokens per second and GPU, after to before; None if the sides are not comparable."""
     scaling: Scaling | None
     """None if both sides have the same number of GPUs, or if a number of GPUs or a batch size is unknown."""
     before_runs: tuple[str, ...]
@@ -88,7 +88,7 @@ class Unmatched(Record):
     differs: tuple[Difference, ...]
     """Differences from the most similar recipe of the other side; empty if no recipe there is similar."""
     reason: str | None
-    """The reason why runs of the recipe on the other side are not measurements; None if there are no such runs."""
+    """For ``side`` before, the reason why its runs after are not measurements, if there are any; else None."""
 
 
 class LeftOutRun(Record):
@@ -103,7 +103,7 @@ class Comparison(Record):
     after: str
     vary: tuple[str, ...]
     verdict: VerdictName
-    """The worst verdict of all rows; 'not comparable' if there are none, or a recipe only has flawed runs after."""
+    """The worst verdict of rows, also 'not comparable' if there are none or a recipe has only flawed runs after."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     """Differences between all compared runs of the two sides; several values of a side are separated by commas."""
@@ -148,7 +148,7 @@ def compare_runs(
     """Compare runs by recipe; if ``after`` is None or the same, compare groups of ``before`` that differ in ``vary``.
 
     ``earlier`` returns earlier repeats of a run, which show the spread if a row has one run on each side.
-    Raise UsageError for an unknown name in ``vary``, and if ``vary`` is empty but both sides are the same runs.
+    Raise UsageError for an unknown name in ``vary``, and for an empty ``vary`` if ``after`` is None or the same.
     """
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))

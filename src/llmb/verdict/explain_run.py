@@ -262,7 +262,7 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
     """Explain why ``run`` is slow compared with ``against``, else with the reference of ``verdict`` or its own verdict.
 
-    Return None for a run without a step time. Raise BrokenRecord or OSError if its steps cannot be read.
+    Return None for a run without a step time. Raise BrokenRecord or OSError if the steps of a run cannot be read.
     """
     if run.step_time_s is None:
         return None

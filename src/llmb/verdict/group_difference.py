@@ -128,7 +128,7 @@ class GroupDifference:
     delta_pct: float
     """``after_s`` relative to ``before_s``; above 0 is slower."""
     ci95_pct: tuple[float, float] | None
-    """95 % confidence interval of ``delta_pct``; None if only some runs have a single step, or both of two runs."""
+    """95 % confidence interval of ``delta_pct``; None if only some runs have a single step, or both of two do."""
     smallest_visible_change_pct: float | None
     """The smallest slowdown that these runs would have shown with probability ``POWER``; None without ``ci95_pct``."""
     noise_pct: float | None
@@ -216,7 +216,7 @@ def clear_decision(
 ) -> DecisionName | None:
     """Return the verdict if it is clear, else None. ``regressed`` and ``improved`` require a difference above the
     tolerance and an interval that excludes 0. ``pass`` requires an interval that does not exceed the tolerance, and
-    that excludes 0 or would have shown a change as large as the tolerance. Less than 5 % of equal groups are called
+    that excludes 0 or would have shown a change as large as the tolerance. Fewer than 5 % of equal groups are called
     different."""
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges runs that have ended, by published figures, other runs, or the user's expectations."""
+"""Judges ended runs by published figures, acceptance sets, other runs or expectations, and writes expectations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -283,7 +283,7 @@ HEADER = """\
 
 
 def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
-    """Write a new file with an entry for each group of repeats, and return the number of entries.
+    """Write a new file with an entry for each group of repeats without flaws, and return the number of entries.
 
     Raise UsageError if the file exists, if no run is a measurement, or if the recipe of a run is unknown. Raise
     EnvironmentProblem if the file cannot be written.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on runs, by a single step time or by other runs; their tolerances, the effect of differing conditions, and
-their one-line summaries. Pure except for reading a table of tolerances."""
+their one-line summaries. Pure except for reading data files."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -27,7 +27,7 @@ MOST_DIFFERENCES = 3
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Successful runs of one configuration, in order of their start."""
+    """Successful runs of one configuration with one software, in order of their start."""
 
     runs: tuple[AnalyzedRun, ...]
     run_means_s: Statistics
@@ -47,7 +47,7 @@ class RunGroup:
 
 
 def group_runs(runs: Iterable[AnalyzedRun]) -> tuple[RunGroup, ...]:
-    """Group successful runs by configuration, without copies; a run without configuration forms its own group."""
+    """Group successful runs by configuration and software, without copies; a run without either is its own group."""
     by_key: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         if run.outcome.status == "success" and run.copy_of is None:
@@ -121,7 +121,7 @@ class Scaling:
     gpu_type: str | None
     program: str | None
     kind: Kind | None
-    """None for a single scale."""
+    """None for a single scale, or if batch sizes are unknown."""
     rows: tuple[ScalingRow, ...]
 
 
@@ -186,7 +186,7 @@ def _layout_text(recipe: Recipe) -> str:
 
 
 def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
-    """Classify the scaling of the measured rows by their batch sizes; return None for a single scale."""
+    """Classify the scaling of the measured rows with a known batch size; return None for a single scale."""
     sizes = {(row.gpus, row.gbs) for row in rows if row.gbs}
     if len({gpus for gpus, _ in sizes}) < 2:
         return None

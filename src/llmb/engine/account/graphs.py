@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Map torch's group names to ``world`` or a dimension of the layout: the first if a group serves several."""
+    """Map torch's group names to ``world`` or a dimension of a mesh: the first if a group serves several."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -110,7 +110,7 @@ def group_names(ranks: Ranks) -> dict[str, str]:
 
 
 def shown_group(name: str, names: Mapping[str, str]) -> str:
-    """Return the layout's name for a group, or the group's description if it has no such name."""
+    """Return a group's name in ``names``, see ``group_names``, or the group's description if it has no such name."""
     return names.get(name) or str(group_of(name).group_desc)
 
 

@@ -55,7 +55,7 @@ MOST_THREADS = 8
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
     """Verify the checksums of the files if ``wanted``, log and return the result. A collective of all ranks.
 
-    ``on_block`` is called after every few MiB. Raise UsageError on all ranks if a file has changed or cannot be read.
+    ``on_block`` is called every few MiB. Raise ``damage_error`` on all ranks, or as ``read_checkpoint_record`` does.
     """
     began = time.perf_counter()
     if not wanted:
@@ -82,7 +82,7 @@ def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
     """Read all parameters of ``stages`` except adapters, converting them to their dtypes; return the time that it took.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
-    missing or cannot be read.
+    missing or cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read.
     """
     each = [
         {f"{MODEL}{each.name}": each.values.detach() for each in stage.held() if not is_of_adapter(each.name)}
@@ -133,8 +133,8 @@ def load_checkpoint(
     """Restore trained weights, FP8 scales, optimizer state and random states; return the time that it took.
 
     ``path`` is the folder above ``weights``. Without ``with_optimizer``, as for imported weights, the optimizer
-    keeps its initial state. A collective: all ranks have to call it. Raise ValueError if the metadata names a type
-    that no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
+    keeps its initial state. A collective: all ranks have to call it. Raise UsageError if a tensor is missing or
+    cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read or names another type than llmb's.
     """
     each = [
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})
@@ -166,9 +166,8 @@ def load_state(
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
     """Read a checkpoint into the tensors of ``each``; return all tensors by name. A collective.
 
-    If a tensor has a place in ``places``, only the elements at this place are read.
-
-    Raise UsageError if a tensor is missing or cannot be read.
+    If a tensor has a place in ``places``, only the elements at this place are read. Raise UsageError if a tensor is
+    missing or cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read.
     """
     path = Path(reader.path).parent
     saved = reader.read_metadata().state_dict_metadata
@@ -187,7 +186,7 @@ def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], pla
 
 
 class TensorReader(FileSystemReader):
-    """Reads checkpoints that contain only tensors. Unlike torch's reader, it unpickles only ``METADATA_TYPES``."""
+    """Reads checkpoints of tensors. Unlike torch's reader, it unpickles only what ``MetadataUnpickler`` accepts."""
 
     read_bytes = 0
     read_s = 0.0

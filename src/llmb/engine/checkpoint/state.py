@@ -80,7 +80,7 @@ def _shard(tensor: Tensor) -> tuple[Numbers, Numbers]:
 
 
 def shard_places(state: Mapping[str, Tensor]) -> Places:
-    """Return the places of this rank's shards of the DTensors in ``state``."""
+    """Return the places of this rank's shards of the DTensors in ``state``, except scalars."""
     shards = {name: (tensor, *_shard(tensor)) for name, tensor in state.items() if isinstance(tensor, DTensor)}
     return {
         name: PartPlace(0, prod(shape), shape, offset, tuple(tensor.shape))
@@ -181,7 +181,7 @@ RANDOM = "random."
 
 
 def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
-    """Return this rank's shard of the state: fp32 weights, AdamW's moments and step counts, FP8 scales, random states.
+    """Return this rank's shard of the state: trained weights, AdamW's moments and steps, FP8 scales, random states.
 
     Weights, optimizer state and scales are the live tensors, so that reading into them restores them. If this rank
     updates only a part of a parameter, they contain only the elements at its place in ``part_places``.

@@ -31,7 +31,7 @@ class MicroBatch(NamedTuple):
     """Tokens, labels and starts of complete sequences, [MBS, seq] each.
 
     starts: the index at which the document of each token begins; None if each sequence is one document. taken: the
-    number of tokens before the padding of each sequence; None without padding. segments: the documents of this
+    number of tokens before the padding of each sequence; None means no padding. segments: the documents of this
     rank's part of the sequences, for variable-length attention; None for attention with masks.
     """
 
@@ -46,10 +46,10 @@ class TrainingData(Protocol):
     """Samples by number. A sample depends only on its number and the seed, so every layout trains on the same data."""
 
     def longest_document(self) -> int:
-        """Return the length in tokens of the longest document or padding of any sample."""
+        """Return the maximum number of tokens in a document or the padding of any sample."""
 
     def micro_batch(self, numbers: range) -> MicroBatch:
-        """Return the samples with these numbers, on the host. The last token of a document has no label."""
+        """Return the samples with these numbers, on the host. No token's label is from the next document."""
 
 
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
@@ -157,7 +157,7 @@ class RankData:
     cp_rank: int
     varlen: bool
     longest: int
-    """Maximum number of tokens in a document."""
+    """Maximum number of tokens in a document or padding."""
 
     def step(self, number: int) -> StepData:
         layout = self.plan.recipe.layout

@@ -190,7 +190,7 @@ def build_data(plan: EnginePlan) -> TrainingData:
 
 
 def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
-    """Check the dataset on the first rank; raise UsageError with all problems on all ranks. A collective."""
+    """Check the dataset on the first rank; raise UsageError on all ranks if it cannot be used. A collective."""
     if problems := of_first_rank(lambda: list(dataset_problems(plan)), ranks):
         raise UsageError(
             f"the dataset of this run cannot be used:{itemized(problems)}",
@@ -242,7 +242,7 @@ def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[s
 
 
 def _array_problems(arrays: PackedArrays, packed: PackedDataset) -> Iterator[str]:
-    """Yield a problem if the loader cannot use the arrays; read the bounds of documents and packs, not the tokens."""
+    """Yield the first problem of arrays that the loader cannot use; read bounds of documents and packs, not tokens."""
     for name, kind in KINDS.items():
         array = getattr(arrays, name)
         if array.dtype != kind or array.ndim != 1:

@@ -32,7 +32,7 @@ def _casts(device: int) -> bool:
 
 
 def largest_value(values: Tensor) -> Tensor:
-    """Return the largest absolute value; 0-d fp32, NaN if any value is NaN."""
+    """Return the largest absolute value, 0-d fp32: NaN if any value is NaN, 0 if there are no values."""
     return values.abs().amax().float() if values.numel() else values.new_zeros((), dtype=torch.float32)
 
 
@@ -136,7 +136,7 @@ class Rotation(NamedTuple):
 
 
 class RotaryFactors(NamedTuple):
-    """A rotation of whole heads: each element times ``own``, plus the other element of its pair times ``other``.
+    """A rotation by elements: each element times ``own``, plus the other element of its pair times ``other``.
 
     [seq, 1, 2 * pairs] or [batch, seq, 1, 2 * pairs], fp32.
     """

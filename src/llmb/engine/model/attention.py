@@ -61,8 +61,8 @@ class Segments(NamedTuple):
 class DocumentSegments(NamedTuple):
     """Segments of each range of queries. They do not depend on a window, which is an argument of the kernel.
 
-    document: within documents. chunk: within documents and attention chunks. longest: the largest number of tokens in
-    a document of any step.
+    document: within documents. chunk: within documents and attention chunks. longest: the maximum number of tokens in
+    a document or padding of any step.
     """
 
     document: tuple[Segments, ...]

@@ -91,7 +91,7 @@ class Decoder(nn.Module):
     """A model, or one of its pipeline stages, with the parameter names of the full model.
 
     If embedding and head are tied, they are one parameter, with the name of the embedding. A last stage that is not
-    also the first has a replica of the embedding (see ``parallel.pipeline``).
+    also the first then has a replica of the embedding (see ``parallel.pipeline``).
 
     embeds: True if the stage begins with the embedding. tables: the result of the last call of ``rotary``.
     """
@@ -157,7 +157,7 @@ class Decoder(nn.Module):
 
         tokens: [batch, seq] int64 or, for a stage that does not begin with the embedding, hidden states. labels:
         [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... count: the divisor of the summed
-        loss, by default the number of labels.
+        loss, by default the number of counted labels.
 
         starts: for packed sequences, the index at which each token's document begins, [batch, full seq] int64;
         ``positions`` must then be [seq]. Tokens attend only within their document, by masks or, if ``segments`` are

@@ -46,7 +46,7 @@ class Router(nn.Module):
 class BalancedRouter(Router):
     """Chooses experts round-robin, regardless of the logits, so that their numbers of tokens differ by at most one.
 
-    ``place`` is this rank's index among the ranks that share experts: each rank continues where the previous rank ends.
+    ``place`` is this rank's index in its pipeline stage: each rank continues where the previous rank ends.
     """
 
     def __init__(self, router: Router, place: int) -> None:
@@ -114,7 +114,7 @@ class Experts(nn.Module):
 
     kept: Sequence[CastOnce] = ()
     on_rows: Callable[[Tensor], None] | None = None
-    """Called with the number of rows for the experts of each ep rank, [ep], if these numbers depend on the tokens."""
+    """Called with the number of rows for the experts of each ep rank, [ep], if ranks exchange these numbers."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Routed(NamedTuple):
     """Input of the router: [batch, seq, hidden]."""
     rows: Tensor
     """A copy of a token for each expert that it chose, ordered by expert, [n, hidden]; scaled if the router scales
-    inputs."""
+    inputs. With a capacity, some copies are dropped, and some rows are padding."""
     counts: Tensor
     """Number of rows of each expert, [experts]."""
     order: Tensor
@@ -244,7 +244,7 @@ class MoELayer(nn.Module):
         return self.combine(routed, outputs, shared)
 
     def run(self, routed: Routed, parts: Mapping[str, Callable[..., Any]]) -> tuple[Tensor, Tensor | None]:
-        """Return the outputs of the routed experts and of the shared expert. parts: the functions named by ``PARTS``.
+        """Return the outputs of the routed experts and the shared expert, if any. parts: functions named by ``PARTS``.
 
         With ``overlaps_dispatch``, the first part of the shared expert overlaps with the exchange of rows. The second
         overlaps with the exchange of outputs. In the backward pass, they overlap with the exchanges of gradients.

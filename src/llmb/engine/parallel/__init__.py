@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parallelism: the device mesh, and one module per kind of parallelism."""
+"""Parallelism: the rendezvous, the device mesh, the kinds of parallelism, and one rank without the others."""

@@ -40,7 +40,7 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # the replacement ends when the library is freed
 def stand_in(device: str) -> torch.library.Library:
-    """Replace torch's fake collectives with functions that fill the results with valid values, using few kernels.
+    """Replace torch's fake collectives on ``device`` with functions that fill results with valid values by few kernels.
 
     torch leaves some results unset, depending on its version, and fills the others with one kernel per rank.
     """
@@ -103,4 +103,4 @@ OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "alltoall_base_": _exchange,
     }
 )
-"""Substitutes for torch's own collectives, by name."""
+"""Substitutes for torch's fake collectives, by name."""

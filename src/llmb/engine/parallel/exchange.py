@@ -29,7 +29,7 @@ from llmb.engine.model.decoder import Decoder, initial_values
 from llmb.engine.model.linear import GradientSum, local_tensor, sharded_like
 
 ALIGNED = 64
-"""A piece has a multiple of this many elements, so that kernels process whole vectors."""
+"""Each of several pieces has a multiple of this many elements, so that kernels process whole vectors."""
 
 
 class Peers(NamedTuple):

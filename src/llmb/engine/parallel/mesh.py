@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all ranks. mesh: all ranks, with one dimension per name of ``DIMENSIONS``."""
+    """This rank's place among all ranks. mesh: all ranks, with the dimensions ``DIMENSIONS``, except in torchtitan."""
 
     rank: int
     world_size: int
@@ -70,7 +70,7 @@ class Ranks:
 
 
 def join_ranks(plan: EnginePlan, folder: Path | None = None) -> Ranks:
-    """Connect this process to the other ranks; raise ValueError if the plan is for another number of ranks."""
+    """Connect this process to the other ranks of ``plan``. folder: rank 0 announces it."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     connect_ranks(device, collective_limit(plan), folder)
     world_size = dist.get_world_size()
@@ -97,7 +97,7 @@ def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder
 
 
 def collective_limit(plan: EnginePlan) -> timedelta:
-    """Return the collectives' time limit: the watchdog's longest, so that it reports hangs first; else ``NO_LIMIT``."""
+    """Return the collectives' time limit: the watchdog's longest, so that it reports hangs first, or ``NO_LIMIT``."""
     return timedelta(seconds=plan.stall_limit_s * max(PHASE_LIMITS.values())) or NO_LIMIT
 
 

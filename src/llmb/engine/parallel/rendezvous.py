@@ -275,7 +275,7 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
-    """Return a device for each of ``interfaces``, separated by commas, or one for this node's ``route_address``."""
+    """Return a device for each of the comma-separated ``interfaces``, else for ``route_address`` or torch's default."""
     gloo: Any = dist.ProcessGroupGloo
     if named := [gloo.create_device(interface=name) for name in interfaces.split(",") if name]:
         return named

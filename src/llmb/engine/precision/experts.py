@@ -65,7 +65,7 @@ def _(rows, _rows_inverse, matrices, _matrices_inverse, _counts, _fast, _product
 
 
 def supports_grouped(rows: Tensor, matrices: Tensor) -> bool:
-    """Return True if torch has a grouped product for these operands: aligned e4m3 on a GPU of capability 9.0."""
+    """Return True if torch has a grouped product for these operands: aligned e4m3, not empty, capability 9.0."""
     in_e4m3 = rows.dtype == matrices.dtype == torch.float8_e4m3fn
     aligned = len(rows) > 0 and not any(size % ALIGNED for size in matrices.shape[1:])
     return in_e4m3 and aligned and rows.is_cuda and torch.cuda.get_device_capability(rows.device) == GROUPED_CAPABILITY

@@ -80,9 +80,9 @@ class Cast(NamedTuple):
 
 
 def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float) -> Tensor:
-    """Return the scale that maps ``amax`` to ``largest``, the largest value of the format; all fp32.
+    """Return the scale, at most ``LARGEST_SCALE``, that maps ``amax`` to ``largest``, the format's largest value.
 
-    If ``amax`` is zero or not finite, return ``otherwise``.
+    If ``amax`` is zero or not finite, return ``otherwise``. All are fp32.
     """
     # torch divides a number by a tensor by multiplying with the reciprocal, which rounds twice.
     dividend = largest if isinstance(largest, Tensor) else torch.full_like(amax, largest)
@@ -201,7 +201,7 @@ class Scales:
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
-        """Update the counts and, with delayed scaling, the scales after a step. ``amax`` must be all-reduced already.
+        """Update the counts and, with delayed scaling, the scales after a step; reset ``amax``, which is all-reduced.
 
         A scale follows from the largest value in the history, a ring buffer. Tensors of layers that share scales count
         as one.

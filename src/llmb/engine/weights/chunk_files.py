@@ -120,8 +120,8 @@ def write_in_processes(
 ) -> Iterator[FinishedFile]:
     """Write ``files`` in up to this many processes, and yield each when it is finished.
 
-    Raise the first error of a process once all other processes have finished their current files, and RunFailed if a
-    process was killed.
+    Raise the first error of a process once all other processes have finished the files assigned to them, and RunFailed
+    if a process was killed.
     """
     processes = min(processes, len(files))
     if processes < 2:
@@ -162,7 +162,7 @@ class ChunkSource(Protocol):
 
 def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
     """Write ``weights`` in the job's folder, except the files that an earlier attempt finished.
-    Raise UsageError if the source cannot be used, and EnvironmentProblem if the weights cannot be written."""
+    Raise UsageError for an unusable source, EnvironmentProblem if writing fails, RunFailed if a process is killed."""
     folder, parameters = Path(job.folder), source.parameters
     planned = plan_files(parameters, job.largest_file_bytes)
     try:

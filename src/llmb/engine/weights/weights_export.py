@@ -61,10 +61,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
-    """Write weights, index and configuration to the job's folder, with the tensors of one file in memory at a time.
+    """Write weights, an index of several files, and the configuration, with one file's tensors in memory at a time.
 
-    Raise UsageError if the checkpoint cannot be read or does not match its model, and EnvironmentProblem if a file
-    cannot be written.
+    Raise UsageError if the checkpoint cannot be read, does not match its model or has values that are not finite, and
+    EnvironmentProblem if the weights cannot be written.
     """
     folder, dtype = Path(job.folder), DTYPES[job.dtype]
     shapes = parameter_shapes(job.model)
@@ -206,7 +206,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def export_adapters(job: AdapterExportJob) -> None:
-    """Write peft's configuration and safetensors file; raise UsageError if an adapter is missing or not finite."""
+    """Write peft's files; raise UsageError for unusable adapters, EnvironmentProblem if they cannot be written."""
     folder, shapes = Path(job.folder), parameter_shapes(job.model)
     adapters = read_adapters(Path(job.checkpoint), shapes, job.lora)
     if spoiled := next((layer for layer, part in adapters.items() if any(map(not_finite, part))), None):
@@ -224,7 +224,7 @@ def export_adapters(job: AdapterExportJob) -> None:
 
 
 def import_adapters(job: AdapterImportJob) -> ImportedWeights:
-    """Write the checkpoint's ``weights`` from peft's file; the layers in the file determine the targets.
+    """Write the checkpoint's ``weights`` from peft's file; its layers, and which share A, determine the targets.
     Raise UsageError if the file does not hold adapters of rank ``job.rank`` for a supported set of targets."""
     path, shapes = Path(job.source) / ADAPTER_FILE, parameter_shapes(job.model)
     try:
@@ -245,7 +245,7 @@ def import_adapters(job: AdapterImportJob) -> ImportedWeights:
 def read_peft(
     stored: Mapping[str, Tensor], shapes: Mapping[str, Shape], job: AdapterImportJob
 ) -> tuple[Lora, dict[str, LowRank]]:
-    """Return the description of peft's adapters, and the adapters in fp32; raise UsageError if they are unsupported."""
+    """Return the description of peft's adapters, and the adapters in fp32; raise UsageError if they are unusable."""
     names = peft_layers(adapted_layers(shapes, "all-linear"), format_of(job.model))
     ours = {theirs: layer for layer, theirs in names.items()}
     matrices: dict[str, dict[str, Tensor]] = {}

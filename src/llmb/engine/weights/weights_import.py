@@ -355,7 +355,7 @@ def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> 
     """Write the checkpoint's ``weights``, with one chunk (from NeMo, one tensor) per process in memory at a time.
 
     Raise UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
-    value is not finite.
+    tensor is unreadable or not finite; EnvironmentProblem if writing fails, RunFailed if a process is killed.
     """
     if job.format == "nemo":
         nemo, left_out = open_nemo(Path(job.source), job.model, parameter_shapes(job.model))

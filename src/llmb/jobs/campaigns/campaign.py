@@ -45,7 +45,7 @@ class CampaignJob(Record):
     key: str
     """The key of the submission; no job is submitted twice under it."""
     where: str
-    """File and line of the job."""
+    """File and line of the job, or the command line."""
     repeat: int
     profiled: bool
     wanted: JobRequest
@@ -110,7 +110,7 @@ def read_campaigns(install: Path) -> list[Campaign]:
 
 
 def read_campaign(install: Path, name: str) -> Campaign:
-    """Read the campaign with this name; raise UsageError if there is no such campaign."""
+    """Read the campaign with this name; raise UsageError if there is none, EnvironmentProblem if it is unreadable."""
     path = campaigns_folder(install) / f"{name}.json"
     if not path.is_file():
         raise unknown("campaign", name, (file.stem for file in campaigns_folder(install).glob("*.json")))
@@ -118,9 +118,9 @@ def read_campaign(install: Path, name: str) -> Campaign:
 
 
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
-    """Return the newest unfinished campaign with the jobs of ``campaign`` or, with ``resume``, from the same source.
+    """Return the newest unfinished campaign with the jobs of ``campaign`` or, with ``resume``, also from its source.
 
-    Raise UsageError if there is no campaign to resume.
+    If there is none, return None or, with ``resume``, raise UsageError. Raise EnvironmentProblem for an unreadable one.
     """
     campaigns = [
         item

@@ -86,7 +86,7 @@ class TextReader:
             raise _Wrong(cell.column, problem_text(error)) from error
 
     def _read_job(self, line: str, where: str) -> None:
-        """Read a job: ``workload size dtype scale [key=value ...]``."""
+        """Read a job: ``workload [size] dtype scale [key=value ...]``."""
         cells = list(_cells(line))
         keyed = [cell for cell in cells if "=" in cell.text]
         plain = [cell for cell in cells if "=" not in cell.text]
@@ -107,7 +107,7 @@ class TextReader:
         self.entries.append(draft.entry())
 
     def _read_tuple(self, line: str, column: int, where: str) -> None:
-        """Read a tuple below a header: ``(dtype or [dtypes], [scales], repeats[, profile])``."""
+        """Read a tuple below a header: ``(dtypes, scales[, repeats[, profile]])``, each a value or a list."""
         if self.header is None:
             raise _Wrong(column, "there is no header 'WORKLOAD_SIZE:' above this tuple")
         items = _read_items(line, column)

@@ -32,7 +32,7 @@ _selection = partial(Option, panel="Selection")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Selects recipes; an empty field selects all."""
+    """Selects recipes; an empty field selects all or, for a single recipe, the default."""
 
     workloads: Annotated[
         Values,
@@ -196,7 +196,7 @@ class Draft:
     repeatable: set[str] = field(default_factory=set)
 
     def set(self, key: str, values: Values) -> None:
-        """Set the values of a key; raise UsageError if the key is unknown or a value is invalid."""
+        """Set the values of a key; raise UsageError if it is unknown, or for an invalid value of an entry's option."""
         if key.startswith(ENVIRONMENT):
             self.variables[key.removeprefix(ENVIRONMENT)] = str(convert(Option(), key, values))
             return
@@ -311,7 +311,7 @@ def problem_text(error: UsageError) -> str:
 
 
 def grouped(refusals: Iterable[tuple[SelectedJob, str]]) -> list[str]:
-    """Return one line, with file, line and recipes, for each reason why jobs cannot run."""
+    """Return a line, with some of the recipes, for each place and reason why jobs cannot run."""
     groups: dict[tuple[str, str], list[str]] = {}
     for job, reason in refusals:
         recipes = groups.setdefault((job.where, reason), [])
@@ -345,7 +345,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the selected workloads and sizes; by default all for the GPU type, and ``tiny`` only on a CPU."""
+    """Yield the selected workloads and sizes; by default all for the GPU type except ``tiny``, or ``tiny`` on a CPU."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     workloads: list[tuple[str, str | None]] = models or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))

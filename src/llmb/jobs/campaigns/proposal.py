@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans and queues single jobs and campaigns. Every job is planned before the user confirms, and submitted once, even
-if the client is killed and run again."""
+"""Plans and queues single jobs and campaigns. Every job is planned before the user confirms; a campaign's jobs are
+submitted once, even if the client is killed and run again."""
 
 import sys
 import time
@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plan a campaign, or continue the result of ``find_campaign``; raise UsageError if a named job cannot run."""
+    """Plan a campaign, or continue the result of ``find_campaign``; raise UsageError as that and ``check_jobs`` do."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
@@ -160,7 +160,7 @@ def check_jobs(
 ) -> tuple[list[CampaignJob], list[str]]:
     """Return the jobs that can run, and a line about each group of unnamed jobs that cannot.
 
-    ``check`` raises UsageError for a job that cannot run. Raise UsageError if a named job cannot run, or none can.
+    Raise UsageError if the request has problems, or if ``check`` raises it for a named job or for all jobs.
     """
     expansion = expand(context.catalogue, requested.entries, gpu_type)
     refused: list[tuple[SelectedJob, str]] = []
@@ -253,7 +253,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
 
 
 def single_model(catalogue: Catalogue, selection: Selection, repeats: int) -> tuple[str, str] | None:
-    """Return workload and size if the selection is a single job, else None; raise UsageError if a name is unknown."""
+    """Return workload and size of a selection of one job, else None; raise UsageError if the workload is unknown."""
     if not selection.names_one or repeats != 1:
         return None
     workload, own_size = split_model(catalogue, selection.workloads[0])

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Support for users of the reference suite: its variables, settings, logs and paths."""
+"""Support for users of the reference suite: its variables, settings, scripts, logs and paths."""

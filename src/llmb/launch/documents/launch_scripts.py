@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes the launch scripts of the reference suite's releases, and compares a checkout of the suite with them.
+"""Describes the launch scripts of the reference suite's releases; checks checkouts, environments and images.
 
 ``launch_scripts.yaml`` contains the facts about each script, with their places in the suite's repository.
 """
@@ -39,7 +39,7 @@ class SourceLine(Record):
 
 
 class Need(Record):
-    """A file that must exist before the script runs, as a path template, and the command that creates it."""
+    """A file or folder that must exist before the script runs, as a path template, and the command that creates it."""
 
     path: str
     by: str
@@ -162,7 +162,7 @@ class CheckedFile:
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
     """Compare a checkout's files with the release of ``scripts``, by default with the most similar release.
 
-    Raises UsageError if the folder does not contain a script of any release.
+    Without ``scripts``, raise UsageError if the folder contains none of the files of any release.
     """
     if scripts is not None:
         return [file for script in scripts for file in _check_script(checkout, script)]

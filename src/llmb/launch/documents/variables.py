@@ -164,7 +164,7 @@ def read_variables(
     """Return the options that ``environ`` sets for a launch of ``workload``. Empty variables count as unset.
 
     ``options`` are all options that variables may set. Variables for options in ``explicit``, set on the command line,
-    are ignored. Raises UsageError with every variable that does not apply, is invalid, or contradicts another.
+    are ignored. Raises UsageError with each that does not apply, is unsupported or invalid, or contradicts another.
     """
     reading, problems = _Readings(options), list[str]()
     for variable in variables:

@@ -148,7 +148,7 @@ def filled(word: Word, run_folder: str, python: str) -> str:
 class Launch(Record):
     """A program's own script that queues a job, or is queued itself, instead of a batch script of llmb.
 
-    ``named`` contains the script's variable for each request to the scheduler: ``account``, ``partition``, ``time``,
+    ``named`` contains the script's variables for requests to the scheduler: ``account``, ``partition``, ``time``,
     and ``flags`` for all others, as ``KEY=VALUE`` separated by semicolons.
     """
 

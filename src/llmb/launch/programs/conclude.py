@@ -31,8 +31,8 @@ NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
 def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
     """Conclude a run, complete its record with network and verdict, and remove the files that the record replaces.
 
-    The result is written before it is judged. With ``spec``, files are also linked under the names in the recipe's
-    document. Raises OSError if the steps cannot be read now but may be readable later.
+    The result is written before it is judged. With ``spec``, files are also linked, and NCCL's logs added, as
+    the recipe's document says. Raise OSError if the steps cannot be read for now, or the record cannot be written.
     """
     concluded = conclude_run(folder, record, end)
     write_record(folder, concluded)
@@ -49,8 +49,8 @@ def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | N
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
     """Return the record of an ended run with its result, without a verdict. Nothing is written.
 
-    A run that completed its steps is a success with a note about what ended it. Values from unreadable files are
-    missing with a reason. Raises OSError if the steps cannot be read now but may be readable later.
+    A run does not fail by what ends it after its last step; a success has a note on that. Values from unreadable files
+    are missing with a reason. Raises OSError if the steps cannot be read now but may be readable later.
     """
     base = record.model_copy(update=_left_beside(folder))
     after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
@@ -142,7 +142,7 @@ class EndedRun:
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read an ended run; raise UsageError if it has no record or has not ended, BrokenRecord if steps are damaged."""
+    """Read an ended run; raise UsageError if it has no readable record or has not ended, BrokenRecord for bad steps."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:

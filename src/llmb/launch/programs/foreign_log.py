@@ -50,7 +50,7 @@ def result_of_log(
 
     ``samples`` are from llmb's samplers, and ``nodes`` is the number of the run's nodes, if known.
 
-    A run with all steps is a success even if the framework fails during cleanup.
+    An error of the framework during cleanup, after all steps, does not make a run fail.
     """
     status: Status = "success" if outcome.status in FINISHED else "invalid" if outcome.status == "invalid" else "failed"
     reasons = [outcome.reason]

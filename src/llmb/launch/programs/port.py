@@ -45,7 +45,7 @@ class ProgramWork:
     launch: Launch | None = None
     """The program's own script, which queues the job or is queued, instead of ``command``."""
     secrets: tuple[str, ...] = ()
-    """Names of secret variables that the program needs from the submitting shell."""
+    """Names of secret variables to pass to the program from the submitting shell, if they are set there."""
     start: StartMode | None = None
     """The only start mode that the program supports; None if it supports both."""
     container: ContainerSettings
@@ -60,7 +60,7 @@ class ProgramWork:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """The number of steps done. ``complete`` is True if no step and no requested last checkpoint is missing."""
+    """The number of steps done. ``complete`` is True if all are, and the last checkpoint if the program checks that."""
 
     steps: int
     complete: bool
@@ -98,7 +98,7 @@ class Program(Protocol):
     ) -> Plan:
         """Return the plan of a run, with files prepared below the site's install root.
 
-        Raises UsageError with everything that the program does not support, NotPrepared if preparations are missing.
+        Raises UsageError if the program does not support the run, NotPrepared if preparations are missing.
         """
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
@@ -114,7 +114,7 @@ class Program(Protocol):
         """Return an object that follows the steps of a run."""
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        """Read the result of an ended run from its files; raise OSError if they cannot be read."""
+        """Read the result of an ended run from its files; raise OSError or BrokenRecord if they cannot be read."""
 
 
 PROGRAMS = {
@@ -136,7 +136,7 @@ def find_program(name: str) -> Program:
 
 
 def option_text(choices: Choices, name: str) -> str:
-    """Return the option that sets field ``name``, such as ``--seed`` or ``--no-compile``; else the name in words."""
+    """Return the option that sets field ``name``, such as ``--seed`` or ``--no-compile``; else its name in words."""
     option = options_of(Choices).get(name)
     if option is None:
         return name.replace("_", " ")

@@ -51,7 +51,7 @@ from llmb.runs.record import RunRecord, read_job, read_record
 from llmb.runs.result import Result
 
 STEPS = 50
-"""The number of steps that every script trains unless MAX_STEPS is set."""
+"""The number of steps that scripts train unless MAX_STEPS is set; some train fewer to profile or resume."""
 LAYOUT = tuple(LayoutSizes.model_fields)
 WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
 """Options that the install root and the scheduler's options determine."""
@@ -84,7 +84,7 @@ def script_variables(
     image: str | None,
     mounts: Sequence[str],
 ) -> dict[str, str]:
-    """Return the values of the script's variables; there must be no ``script_problems`` with the choices."""
+    """Return the variables to set for the script; there must be no ``script_problems`` with the choices."""
     variables = variables_by_option(script)
     chosen = dict(_always(recipe, gpus_per_node)) | dict(_chosen(script, recipe, choices, steps))
     chosen |= {"image": image, "mounts": ",".join(mounts) or None}
@@ -152,7 +152,7 @@ SUPPORTED = frozenset({"steps", "window", "label", "profiling", "save_checkpoint
 def script_problems(
     script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, arguments: Mapping[str, str]
 ) -> Iterator[str]:
-    """Describe the choices that the script does not support."""
+    """Describe the GPU type, choices and arguments that the script does not support."""
     usual, profiling = steps_by_itself(script, recipe, choices), choices.profiling
     if script.fixes_steps and (profiling.profile or profiling.nccl_trace or choices.load_checkpoint) and steps != usual:
         yield f"--steps is {steps}, but profiled, traced and resumed runs always have {counted(usual, 'step')}"
@@ -238,7 +238,7 @@ def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) ->
 
 
 def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
-    """Describe what the script needs and this machine lacks, each with a remedy."""
+    """Describe what prevents launching the script from this machine, each with a remedy."""
     checkout, install = checkout_of(script, options, site), f"run 'llmb install --suite-release {script.release}'"
     if not (checkout / script.folder / script.script).is_file():
         place = f"{script.folder}/{script.script} in {checkout}"
@@ -408,7 +408,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Describe how the log's last step or consumed samples differ from the plan's; None if equal or unknown."""
+    """Describe how the log ends before the plan's last step, or counts other samples; None if neither, or unknown."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None
@@ -480,7 +480,7 @@ def _matching(pattern: str, job_id: str) -> Iterator[Path]:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Create a hard link, so that the run keeps its log, or a symbolic link if ``target`` is on another file system."""
+    """Create a hard link, so that the run keeps its log; a symbolic link if that fails, as on another file system."""
     if lexists(link):
         link.unlink()
     try:

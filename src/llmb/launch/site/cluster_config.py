@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads ``cluster_config.yaml`` in the install root, which contains all settings of a cluster."""
+"""Reads ``cluster_config.yaml``, which contains all settings of a cluster, and the user's defaults; finds keys."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class WorkloadSettings(Record):
 
 
 class InstallSettings(Record):
-    """Answers to the installer, so that an installation can be repeated and extended; jobs do not use them."""
+    """Answers to the installer, so that an installation can be repeated and extended; runs do not use them."""
 
     environment: Literal["uv", "venv", "conda", "existing"] | None = None
     """The kind of the shared Python environment."""
@@ -111,7 +111,7 @@ class SettingsFile:
     notes: tuple[str, ...] = ()
     """Notes to show to the user whenever the file is read."""
     left_out: tuple[str, ...] = ()
-    """The unused parts of a file of the reference suite, with reasons."""
+    """Notes on settings in a file of the reference suite that were dropped or changed."""
 
 
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
@@ -161,7 +161,7 @@ def unusable(path: Path, problems: Iterable[str]) -> UsageError:
 
 
 def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> SettingsFile | None:
-    """Read the user's own defaults; return None if there is no file; raise UsageError with all problems in it."""
+    """Read the user's own defaults; return None if there is no file; raise UsageError if it cannot be used."""
     path = user_config(environ)
     if path is None or not path.exists():
         return None
@@ -262,7 +262,7 @@ def setting_keys(kind: Any) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (any t
 
 
 def plain(kind: Any) -> Any:  # noqa: ANN401 (any type there is)
-    """Return a type without annotations and without None as an alternative."""
+    """Return a type without annotations; for ``T | None``, return T."""
     if get_origin(kind) is Annotated:
         return plain(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

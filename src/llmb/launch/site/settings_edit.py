@@ -33,7 +33,7 @@ NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text. Raise
-    UsageError for an unknown key, an invalid value or a file to edit by hand, EnvironmentProblem if writing fails."""
+    UsageError for an unknown key, a secret, an invalid value or file, EnvironmentProblem if writing fails."""
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
         raise UsageError(f"{key} looks like a secret, but settings must not contain secrets", do="set it in your shell")
@@ -84,7 +84,7 @@ def migrate(file: SettingsFile) -> Path:
 
 
 def migrated_text(file: SettingsFile) -> str:
-    """Return the text of the file in llmb's format, with notes on dropped settings as comments."""
+    """Return the text of the file in llmb's format, with notes on dropped and changed settings as comments."""
     form = file.form.title if file.form else ""
     head = [f"# Made by 'llmb config migrate' from the reference suite's cluster_config.yaml ({form})."]
     head += [f"# {note}" for note in (*file.notes[1:], *file.left_out)]
@@ -93,7 +93,7 @@ def migrated_text(file: SettingsFile) -> str:
 
 
 def _text(path: Path) -> str:
-    """Read a settings file, which may be missing; raise UsageError if it is not YAML, or has the suite's format."""
+    """Read a settings file, which may be missing; raise UsageError if it is not UTF-8 YAML, or is the suite's."""
     if not path.exists():
         return ""
     try:

@@ -56,7 +56,7 @@ def read_site(
     schema: type[ClusterConfig],
     user_schema: type[BaseModel],
 ) -> Site:
-    """Read the site from the settings below ``install`` and the user's; raise UsageError with all problems in them."""
+    """Read the site from the settings below ``install`` and the user's; raise UsageError if they are invalid."""
     file = read_cluster_file(install / CLUSTER_CONFIG, schema)
     config = combined(file, read_user_file(environ, user_schema), schema)
     fabric = find_fabric(catalogue, config.fabric) if config.fabric else None
@@ -89,7 +89,7 @@ MOST_GPUS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The names of this machine's GPUs as the driver reports them, and the number of available CPU cores."""
+    """The names of this machine's visible GPUs, as the driver reports them, and the number of available CPU cores."""
 
     gpu_names: tuple[str, ...]
     cores: int
@@ -100,7 +100,7 @@ def this_machine() -> Machine:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES permits; an empty tuple if there is no driver."""
+    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES permits; () if nvidia-smi is missing or fails."""
     if shutil.which(QUERY[0]) is None:
         return ()
     output = ask_program(QUERY, QUERY_LIMIT_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls Slurm's own commands, each for many jobs, to keep the load on the controller low."""
+"""Calls Slurm's own commands. A query or cancellation is for many jobs, to keep the load on the controller low."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def submit(
     sbatch inherits the file descriptors ``held``. ``arguments`` override the script's flags. Variables named in
     ``secrets`` are passed to the job.
 
-    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer or prints no id.
+    Raises UsageError if the script is rejected, InfrastructureError if sbatch prints no id, and the errors of ``call``.
     """
     variables = submitting_environment(environ, secrets)
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in variables else []
@@ -82,7 +82,7 @@ def call(
 ) -> Output:
     """Run one of Slurm's commands and return its output.
 
-    Raises EnvironmentProblem if Slurm is not installed or configured here, InfrastructureError if it does not respond.
+    Raises EnvironmentProblem if it cannot run or Slurm is not configured, InfrastructureError if Slurm does not answer.
     """
     output = ask_program(command, time_out_s, environ=environ, held=held, cwd=None)
     if output.code == 0:
@@ -110,8 +110,8 @@ def _raise_unless_configured(errors: str) -> None:
 
 
 def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment of sbatch and the job, without variables that would override the script, and without
-    secrets except the variables ``secrets`` and the user's token for Slurm."""
+    """Return the environment of sbatch, without variables that would override the script, and without secrets except
+    the variables ``secrets`` and the user's token for Slurm."""
     harmless = {
         name: value
         for name, value in without_secrets(environ).items()
@@ -129,7 +129,7 @@ def last_lines(text: str) -> str:
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Return the states of the jobs that the controller still has; raise InfrastructureError if it is down."""
+    """Return the states of jobs that the controller has; raise InfrastructureError if squeue fails, or as ``call``."""
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         # squeue fails for a single unknown id, but ignores unknown ones among several.
@@ -145,7 +145,7 @@ def user_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
 def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
     """Return the states of jobs from accounting, which may lag behind; an empty dictionary without accounting.
 
-    Raises InfrastructureError if accounting does not respond.
+    Raises InfrastructureError if sacct fails, and the errors of ``call``.
     """
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
@@ -165,7 +165,7 @@ def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJ
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """Cancel jobs, ignoring ended jobs; raise UsageError if a job cannot be cancelled."""
+    """Cancel jobs, ignoring ended jobs; raise UsageError if a job cannot be cancelled, or as ``call``."""
     for ids in _batches(job_ids):
         output = call(["scancel", *ids.split(",")])
         if output.code and NO_JOB not in output.errors:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that a program's own script queues in Slurm: the script's variables, the call, and the resulting job id."""
+"""Jobs of a program's own script, which queues them in Slurm or is queued: its variables, the call, the job's id."""
 
 import re
 import shlex
@@ -40,7 +40,7 @@ LAST_LINES = 8
 
 def completed_launch(spec: JobSpec, launch: Launch, options: JobOptions, settings: SlurmSettings) -> JobSpec:
     """Add flags from the cluster's settings and the user's options to ``spec``; the script itself sets all others.
-    Raises UsageError if an option or a flag cannot be passed to the script."""
+    Raises UsageError if an option or a flag is invalid, is missing, or cannot be passed to the script."""
     settings_flags = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type)}
     site = {**{name: value for name, value in settings_flags.items() if value}, **settings.flags}
     chosen = on_top(site, options.flags)
@@ -127,8 +127,8 @@ def _call(spec: JobSpec, launch: Launch) -> str:
 
 
 def call_launch(job: Submission) -> str:
-    """Run the script, and return the id of the job that it queued. Raises UsageError with the script's last lines if it
-    queued no job, InfrastructureError if that is unknown."""
+    """Run the script, and return the id of the job that it queued. Raise UsageError, with sbatch's error or else the
+    script's last lines, if it queued none, InfrastructureError if that is unknown, NotWritable if writing fails."""
     launch, output = job.spec.launch, job.folder.launch_output
     assert launch is not None
     secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from Slurm what this user can use: accounts, partitions, nodes and GPUs; and parses lists of nodes."""
+"""Reads from Slurm what this user can use, and its setup; parses lists of nodes; finds partitions by GPU type."""
 
 import os
 import pwd
@@ -85,7 +85,7 @@ def _names(part: str) -> Iterator[str]:
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
     """Read the listed nodes in order, or the partition's nodes, or all. Raises UsageError if the list is malformed, or
-    a node or the partition does not exist; InfrastructureError if Slurm does not answer."""
+    a node or the partition does not exist; InfrastructureError if Slurm does not answer; and the errors of ``call``."""
     queried = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(queried))
     output = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)

@@ -31,7 +31,7 @@ from llmb.launch.slurm.settings import (
 
 ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
 COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
-"""Variables with the value ``null`` where Slurm does not manage GPUs, so that jobs must not request GPUs."""
+"""Variables in which words such as ``null`` mean that Slurm does not manage GPUs, so jobs must not request GPUs."""
 DURATION = Form(
     lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
 )
@@ -254,7 +254,7 @@ def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs per node that the shell sets, if any; raise UsageError if it is not a number."""
+    """Return the number of GPUs per node that the shell sets, if any; raise UsageError if it is invalid."""
     variable = variable_of("gpus_per_node", environ)
     if variable is None or _is_none(variable, environ):
         return None
@@ -311,7 +311,7 @@ def _gpus(name: str, value: str) -> list[int]:
 
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """Return the specification with all flags, in the order of the script; raise UsageError if a flag is invalid."""
+    """Return the specification with all flags, in the script's order; raise UsageError if flags are invalid."""
     base = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     flags_of_site = {name: value for name, value in settings.flags.items() if spec.gpus or name not in PER_GPU}
     site = {**{name: value for name, value in base.items() if value}, **flags_of_site}

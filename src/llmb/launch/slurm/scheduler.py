@@ -124,7 +124,7 @@ class GpuPartition(SlurmQuestion):
         return self.partitions()
 
     def assumed(self) -> str | None:
-        """Return the only partition with GPUs or, if none has any, the only partition; None if there are several."""
+        """Return the only partition with GPUs or, if none has any, the only partition; otherwise None."""
         partitions = self.offer.partitions
         with_gpus = [item for item in partitions if item.gpus_per_node] or list(partitions)
         return with_gpus[0].name if len(with_gpus) == 1 else None
@@ -163,7 +163,7 @@ class GpuRequests(SlurmQuestion):
 
 
 def training_partition(answers: SlurmAnswers, offer: Offer) -> Partition | None:
-    """Return the training partition, or the first of several."""
+    """Return the training partition, or the first of several; None if the scheduler does not offer it."""
     return offer.partition(partition_names(answers.gpu_partition)[0])
 
 

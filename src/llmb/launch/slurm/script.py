@@ -19,7 +19,7 @@ WIDTH = 110
 
 
 class Shell(str):
-    """Text that the shell expands, made only from constants, never from user input."""
+    """Text that the shell expands, made only from constants and quoted words."""
 
     __slots__ = ()
 
@@ -325,7 +325,7 @@ def _step_flags(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _cores(spec: JobSpec) -> tuple[str, ...]:
-    """Return srun's flag for the number of cores per task; srun does not take this from the job's flags."""
+    """Return srun's flag for the cores of a task that is started once; srun does not take it from the job's flags."""
     cores = spec.flags.get("cpus-per-task") if spec.start == "once" else None
     return (f"--cpus-per-task={cores}",) if cores else ()
 

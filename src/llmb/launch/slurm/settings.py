@@ -36,7 +36,7 @@ DECIDED = {
     "test-only": "--dry-run",
 }
 GPU_FLAGS = ("gpus-per-node", "gres")
-"""The flags that request GPUs. If a flag is removed, as in ``gres=``, no GPUs are requested."""
+"""The flags that request GPUs. If a flag is removed, as in ``gres=``, llmb adds no request for GPUs."""
 PER_GPU = ("mem-per-gpu", "cpus-per-gpu")
 """Flags that sbatch rejects for a job without GPUs."""
 EXCLUDING = (("requeue", "no-requeue"), ("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
@@ -69,7 +69,7 @@ def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
 
 
 def parse_additional(text: str) -> dict[str, str | None]:
-    """Parse flags separated by semicolons, as in ``a=b,c;d=e``; raise UsageError if commas seem to separate flags."""
+    """Parse flags such as ``a=b,c;d=e``; raise UsageError if commas seem to separate flags, or one has two values."""
     parts = [part for part in text.split(";") if part.strip()]
     for part in parts:
         if _NEXT_PAIR.search(part):
@@ -168,7 +168,7 @@ def _name_of_gres(value: str | None) -> str | None:
 
 
 class PartitionSettings(Record):
-    """Settings of a partition; if None, the setting in the section ``slurm`` applies."""
+    """Settings of a partition; if None, the setting of the cluster applies."""
 
     gpu_type: str | None = None
     """The GPU type of the partition's nodes."""

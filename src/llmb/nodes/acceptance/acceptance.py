@@ -120,8 +120,8 @@ def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms:
 def open_acceptance(
     install: Path, key: str, nodes: Sequence[str], *, start_new: bool
 ) -> tuple[Path, AcceptanceRequest]:
-    """Return the folder and request of an unfinished acceptance with this key. Create a new one if there is none, if
-    ``start_new`` is set or if a later acceptance is complete and not slow; raise NotWritable if that fails."""
+    """Return the folder and request of the latest unfinished acceptance with this key. Create a new one if there is
+    none, if ``start_new`` is set or if a later one has trained and is not slow; raise NotWritable if that fails."""
     parent = install / ACCEPTANCES
     before = None
     for path in sorted(parent.glob(f"*/{REQUEST}"), reverse=True):
@@ -171,8 +171,8 @@ def accept(
 ) -> AcceptanceResult:
     """Run all parts that have no saved result; write the result and, if anything was trained, the archive and the page.
 
-    Raises the errors of ``PartsFolder.do`` and ``choose``, and NotWritable if a file cannot be written.
-    """
+    Raises the errors of ``PartsFolder.do``, ``choose`` and ``write_page``, NotWritable if a file cannot be written, and
+    BrokenRecord if the result of a job is damaged."""
     assert parts.folder is not None
     busy = "accepting this machine"
     waiting = "another 'llmb accept' is running here; waiting for it to end"

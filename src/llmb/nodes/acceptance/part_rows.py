@@ -9,7 +9,7 @@ from llmb.nodes.acceptance.parts import AcceptancePart, PartResult, Status
 from llmb.runs.result import WORST
 
 MOST_NAMES = 4
-"""The maximum number of names in a row."""
+"""The maximum number of failed checks or of devices in a row."""
 Document = Mapping[str, Any]
 
 
@@ -114,7 +114,7 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
-    """Return a row per recipe with its worst verdict; ``against`` replaces the reference's kind in the text."""
+    """Return a row per recipe with its worst verdict, or one row if there is none; ``against`` names the reference."""
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)

@@ -58,14 +58,14 @@ class BenchRequest(Record):
 
 
 class BenchEnd(Record):
-    """The content of ``bench_end.json``, the result of a job; ``kept`` contains the paths of saved measurements."""
+    """The content of ``bench_end.json``, the result of a job; ``kept`` contains the paths of files that it saved."""
 
     schema_version: Literal[1] = 1
     measured: tuple[MeasurementFile, ...] = ()
     kept: tuple[str, ...] = ()
     problem: str | None = None
     missing_nodes: tuple[str, ...] = ()
-    """Nodes of the job that did not report."""
+    """Nodes that did not report, if GPUs were measured."""
     pairwise: PairwiseResult | None = None
 
 
@@ -155,7 +155,7 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
     """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU; raise UsageError if
-    their number is unknown."""
+    their number is unknown, and as ``Cluster.defaults``."""
     scheduler = scheduler_of(site)
     chosen = scheduler.defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
@@ -170,7 +170,7 @@ def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: Dev
 
 
 def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
-    """Write and return the result of a job; if workers failed, it contains the problem and what was measured."""
+    """Save the measurements of a job, and write and return its result, with any problem, even if workers failed."""
     request = BenchRequest.model_validate_json((folder.path / REQUEST).read_text())
     subject = read_task(folder).subject
     if subject == "pairwise":

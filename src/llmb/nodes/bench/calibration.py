@@ -85,7 +85,7 @@ class _Rates:
         self.texts.append(f"memory at {reached / 1000:.3g} TB/s")
 
     def _add_products(self, dtype: str) -> None:
-        """Add the common rate of all matrix products, and the relative time of each."""
+        """Add the common rate of the matrix products in ``dtype``, and the relative time of each."""
         rows, slowdown = self._of("gemm", dtype)
         rows = [row for row in rows if not row.case.startswith("square")] or rows
         peak = self.gpu.peak_tflops.get(dtype)

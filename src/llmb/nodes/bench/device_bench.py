@@ -171,7 +171,7 @@ class TimedCase:
     """The number of bytes read and written, or transferred."""
     of_device_memory: bool = False
     weight: float = 0.0
-    """FLOPs of all calls of the case in a micro-batch."""
+    """FLOPs of all calls of a matrix product in a micro-batch."""
 
 
 def gemm_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], device: Device, sustained_s: float) -> list[TimedCase]:
@@ -212,8 +212,8 @@ def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield attention of each kind of layer, forward and backward, in each dtype; with ``sustained_s``, the first
-    kind's forward pass is also timed as sustained work."""
+    """Yield attention of each kind of layer, forward and backward, in each dtype, or else the recipe's; with
+    ``sustained_s``, the first kind's forward pass is also timed as sustained work."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
             for direction in ("forward", "backward"):
@@ -388,7 +388,7 @@ def recipe_of(
 def resolved_here(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
-    """Return a recipe, by default for this machine's GPU type; raise UsageError if it does not exist. Its dtype is the
+    """Return a recipe, by default for this machine's device; raise UsageError if it does not exist. Its dtype is the
     first of ``dtypes`` that recipes can have, because shapes do not depend on it."""
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}

@@ -42,7 +42,7 @@ class Measurement(Record):
     device: str
     """The GPU's name as its driver reports it, or the CPU's model."""
     rank: int | None = None
-    """Local rank of the process that measured, if every GPU was measured separately."""
+    """Local rank of the process that measured, if every process measured its own part."""
     ranks: int = 1
     """The number of ranks in the group."""
     time_s: float

@@ -2,8 +2,8 @@
 """Plans measurements of nodes alone, in pairs and as a group, and decides which nodes are unfit. Pure.
 
 A bad pair does not show which of its nodes is bad, but their other pairs do. A node is unfit if its own results are
-bad, or if at least two and more than half of its pairs are bad, not counting pairs with a worse node.
-"""
+bad, or if at least two and more than half of its pairs, without those with a worse node, are bad: all of them, or two
+with nodes that are good in most other pairs."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class NodeReading(Record):
 
 
 class PairReading(Record):
-    """The measurements of a pair of nodes in a round; ``far`` is True if the nodes are not neighbors in the list."""
+    """The measurements of a pair of nodes in a round; ``far`` is True if they are half the list apart."""
 
     first: int
     second: int
@@ -375,7 +375,7 @@ def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | N
 
 
 def _is_slow(node: int, by_node: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
-    """Return whether a node is slow: all its pairs are bad, or most are, with partners whose other pairs are good."""
+    """Return whether at least two of a node's pairs, and most, are bad: all, or two with otherwise good nodes."""
     partners = [pair.other(node) for pair in by_node[node] if pair in bad]
     if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(by_node[node]):
         return False

@@ -114,7 +114,7 @@ class CaseList(Record):
 
 
 class Timing(Record):
-    """The median, minimum and maximum seconds of ``repeats`` repetitions of a case, or None with a ``reason``."""
+    """The median, minimum and maximum seconds of ``repeats`` calls, or per call in chunks; None with a ``reason``."""
 
     seconds: float | None
     fastest: float | None = None

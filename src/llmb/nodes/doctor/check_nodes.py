@@ -40,7 +40,7 @@ LATE_S = 60.0
 GRACE_S = 120.0
 """Seconds beyond the time limit that the scheduler has to end a job."""
 MOST_REJECTED = 3
-"""The check fails if this many jobs are rejected before one is accepted."""
+"""The check fails if this many jobs, or all, are rejected before one is accepted."""
 LAST_WORDS = 200
 """The maximum number of characters to show of a log's last line."""
 OF_RUNS = frozenset(["nodelist", "exclude", "dependency", "segment", "signal", "begin"])
@@ -86,8 +86,8 @@ class NodesCheck:
     def run(self) -> bool:
         """Submit a job for each usable node and wait for their reports; return False on Ctrl-C.
 
-        On Ctrl-C and errors, jobs without a report are cancelled. Raises UsageError if the first jobs are all rejected.
-        """
+        On Ctrl-C and errors, jobs without a report are cancelled. Raises UsageError if the first jobs are all rejected,
+        EnvironmentProblem if jobs cannot be submitted from here."""
         unusable = {node: state for node, state in self.states.items() if not state.usable}
         self.reports = {node: self._no_jobs(state).report(node) for node, state in unusable.items()}
         try:
@@ -166,7 +166,7 @@ class NodesCheck:
                 self._report(node, Problem("fail", f"its report cannot be read: {error.strerror}"))
 
     def _judge(self, waited_s: float) -> list[str]:
-        """Report a problem for each job that will not write a report; return the nodes with queued jobs."""
+        """Report a problem for each job that will write no report, and cancel it; return the nodes with queued jobs."""
         open_jobs = {self.jobs[node].key: node for node in self._open()}
         answers = self.scheduler.states([self.jobs[node] for node in open_jobs.values()], ASK_S)
         states = {open_jobs[key]: state for key, state in answers.states.items()}

@@ -37,7 +37,7 @@ class Check(Record):
 
 
 class NotChecked(Record):
-    """A check that was skipped because its subject does not exist here or cannot be seen."""
+    """A check that was skipped, with the reason, such as that its subject does not exist here or cannot be seen."""
 
     name: str
     reason: str
@@ -53,8 +53,8 @@ class NodeReport(Record):
     checks: tuple[Check, ...]
     not_checked: tuple[NotChecked, ...] = ()
     clock_ahead_s: float | None = None
-    """Seconds that the node's clock is ahead of the clock that timestamps files in the install root; None if the node
-    was checked alone."""
+    """Seconds that the node's clock is ahead of the clock that timestamps files in the install root; None if that
+    was not measured."""
     clock_uncertainty_s: float | None = None
     """The uncertainty of ``clock_ahead_s`` in both directions, in seconds."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores and compares checks of several nodes, and resolves the list of nodes that jobs should avoid.
 
-Each check has a folder in the install root with a report per node; the two newest folders are kept.
+Each check has a folder in the install root with a report per node. A new one removes all complete ones but the last.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ class CheckFolder:
 
 
 def new_check(install: Path, request: NodesRequest) -> CheckFolder:
-    """Create a check's folder, and remove older complete checks except the last; raise NotWritable if that fails."""
+    """Create a check's folder, or raise NotWritable; remove older complete checks of its kind except the last."""
     parent = install / CHECKS
     stamp = datetime.fromisoformat(request.started_at).strftime(STAMP)
     name = f"{OF_SETTINGS}{stamp}" if request.settings else stamp
@@ -196,7 +196,7 @@ def unchecked(reason: str) -> Problem:
 def stored(folder: CheckFolder) -> NodesResult:
     """Return the saved result of a check or, if its client was killed, a result from the reports that exist.
 
-    Raises OSError if a file cannot be read, BrokenRecord if it is damaged.
+    Raises OSError if the result or the request cannot be read, BrokenRecord if it is damaged.
     """
     with contextlib.suppress(FileNotFoundError):
         return read_stored(folder.result, NodesResult)
@@ -285,8 +285,8 @@ def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
     """Return a list of nodes to avoid, in the cluster's syntax, with ``unfit`` and ``@FILE`` replaced by nodes.
 
     ``say`` reports the check and the measurement that are used. Raises UsageError if ``unfit`` is listed, but nodes
-    were neither checked nor measured nor at fault, or if a check, measurement, file or list cannot be read.
-    """
+    were neither checked nor measured nor at fault, or if a check, measurement, file or list cannot be read, and
+    BrokenRecord if a check or measurement is damaged."""
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):
         return text

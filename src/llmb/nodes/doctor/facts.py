@@ -49,7 +49,7 @@ class TargetFacts:
 
 def target_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> TargetFacts:
     """Return the expectations from the command's ``gpu_type`` and ``gpus``, or else from settings. Raises UsageError if
-    the GPU type is unknown, or is not that of the job's partition."""
+    the GPU type is unknown, or if the job's partition lacks it or has several."""
     config, scheduler = site.config, scheduler_of(site)
     check_gpu_type(catalogue, gpu_type)
     chosen = scheduler.defaults(site, scheduler.options_here(site.shell), gpu_type and gpu_type.lower())
@@ -84,7 +84,7 @@ def check_gpu_type(catalogue: Catalogue, name: str | None) -> None:
 
 
 def run_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
-    """Return the folders to which runs write, by purpose."""
+    """Return the absolute paths of the folders that runs use, by purpose."""
     checkpoints = environ.get("CHECKPOINT_DIR")
     places = {
         "install": site.install,

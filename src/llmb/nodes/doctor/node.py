@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs all checks of this node, and reads its settings.
+"""Runs the requested checks of this node, or reads its settings.
 
-``python -m llmb.nodes.doctor.node FOLDER NODE`` writes the report of this node into the folder of a check of several
-nodes, independently of the other nodes.
+``python -m llmb.nodes.doctor.node FOLDER NODE`` writes the report or the settings of this node into the folder of a
+check of several nodes, independently of the other nodes.
 """
 
 import os
@@ -49,13 +49,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """The request to check this node, with expectations from the cluster's settings."""
+    """The request to check this node, with expectations from options and the cluster's settings."""
 
     options: CheckOptions
     target: TargetFacts
     scheduler: Scheduler
     places: Mapping[str, Path]
-    """Folders to which runs write, by purpose; the first is the install root."""
+    """Folders that runs use, by purpose; the first is the install root."""
     python: str
     """The interpreter with which runs train."""
 
@@ -64,7 +64,7 @@ class CheckRequest:
 
 
 def check_request(install: Path, options: CheckOptions, environ: Mapping[str, str]) -> CheckRequest:
-    """Return the request; raise UsageError if settings are invalid or the GPU type is unknown."""
+    """Return the request; raise UsageError if settings or the GPU type are invalid."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
     return CheckRequest(
@@ -79,7 +79,7 @@ def check_request(install: Path, options: CheckOptions, environ: Mapping[str, st
 def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
     """Run the requested checks; missing or broken parts of the node do not raise errors.
 
-    ``say`` is called with each area before it is checked, because some take a minute.
+    ``say`` is called with each area, and each folder of its disks, before it is checked, because some take a minute.
     """
     node = Node(request, FactSource(), say)
     findings: list[Finding] = []
@@ -179,7 +179,7 @@ class Node:
 def checked(folder: CheckFolder, node: str, environ: Mapping[str, str]) -> NodeReport:
     """Check this node, or only save its settings, as the folder's request specifies, and return the report.
 
-    Raises UsageError, OSError or BrokenRecord if settings or the request are invalid or unreadable."""
+    Raises UsageError, OSError or BrokenRecord if settings or the request are invalid, or cannot be read or written."""
     install, request = Path(environ["LLMB_INSTALL"]), folder.read_request()
     if request.settings:
         read = settings_here(install, environ)
@@ -208,7 +208,7 @@ def main(path: str, node: str) -> int:
 
 
 def settings_here(install: Path, environ: Mapping[str, str], source: FactSource | None = None) -> NodeSettings:
-    """Return this node's settings, GPU limits and job image; raise UsageError if cluster_config.yaml is invalid."""
+    """Return this node's settings, GPU limits and job image; raise UsageError if llmb's settings are invalid."""
     source = source or FactSource(environ=environ)
     settings = read_settings(source, environ)
     states, _ = read_states(source, host_name())

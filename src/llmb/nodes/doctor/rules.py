@@ -81,7 +81,7 @@ class Rule(Record):
     """Different advice for particular cases."""
     thresholds: Thresholds = Field(default_factory=Thresholds)
     limits: dict[str, float] = Field(default_factory=dict)
-    """Thresholds by name, if the check has several values."""
+    """Thresholds by name, such as of a counter or of a folder, if there are several."""
     same: bool = False
     """True if the value should be equal on all nodes; numbers may differ by ``SAME_PCT`` percent."""
     kinds: frozenset[str] = frozenset()

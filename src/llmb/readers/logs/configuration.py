@@ -38,7 +38,7 @@ _ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,
 _FP8 = re.compile(rb"(?<!\w)fp8 ?(?:[:=]|\.{2,60}) ?['\"]?(?:e4m3|hybrid)(?!\w)")
 _MXFP8 = re.compile(rb"(?<!\w)fp8_recipe ?(?:[:=]|\.{2,60}) ?['\"]?mxfp8(?!\w)")
 _ARGUMENTS_SIGN, _PARAMETER_SIGN, _GPU_SIGN = b"parallel_size", b"Config param ", b"NVIDIA "
-"""Strings that occur wherever the patterns match; searching for a string takes a tenth of the time."""
+"""Strings in all logs for which the patterns are meant; searching for a string takes a tenth of the time."""
 _PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
 _GPU = re.compile(
     rb"\bNVIDIA (?P<chip>G?[ABHL]\d{2,3}S?)"
@@ -180,7 +180,7 @@ def _document(experiment: str, release: str) -> "Document | None":
 
 
 def experiment_configuration(name: str) -> dict[str, Value]:
-    """Parse an experiment's name, such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``."""
+    """Parse a name such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``; return {} for others."""
     experiment = _EXPERIMENT.search(name)
     if not experiment:
         return {}

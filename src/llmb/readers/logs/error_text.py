@@ -44,7 +44,7 @@ _STEP_MARKS = tuple(mark for one in FORMATS for mark in one.marks[: one.step_mar
 
 class Content(NamedTuple):
     is_log: bool
-    """True if the file comes from training."""
+    """True if the file seems to come from training."""
     text: str
 
 
@@ -67,7 +67,7 @@ def describe_content(head: bytes, tail: bytes) -> Content:
 
 
 def last_error(tail: bytes) -> str:
-    """Return the last exception after the last step line, or the first other failure there, or the last line."""
+    """Return the last exception after the last step line, else the first other failure there, else the last line."""
     text = _after_steps(tail)
     lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
     return _error(text) or (_printable(lines[-1]) if lines else "")

@@ -53,12 +53,12 @@ class ParsedFile:
     path: Path
     outcome: LogOutcome
     may_name_network: bool = True
-    """False if the text certainly has no NCCL lines."""
+    """False if the text certainly has no ``NCCL INFO`` lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """The files below a folder: ``logs`` are to be read, largest first; ``refused`` already have an outcome."""
+    """The files that were found: ``logs`` are to be read, largest first; ``refused`` already have an outcome."""
 
     logs: tuple[Path, ...]
     total_bytes: int
@@ -68,8 +68,8 @@ class LogFiles:
 
 
 def find_logs(root: Path) -> LogFiles:
-    """Find all ``*.out`` and ``*.out.gz`` files below ``root``; if ``root`` is a file, return it, whatever its name.
-    Raise UsageError if there are no logs.
+    """Find the ``*.out`` and ``*.out.gz`` files below ``root``, without hidden ones; if ``root`` is a file, return it,
+    whatever its name. Raise UsageError if there are none, or if ``root`` does not exist or is of another type.
     """
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())
@@ -97,7 +97,7 @@ def find_logs(root: Path) -> LogFiles:
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
-    """Find the logs in ``roots``, folders or files, each log once. Raise UsageError if a root has none."""
+    """Find the logs in ``roots``, folders or files, each once. Raise UsageError if a root has none or is missing."""
     roots_files = [find_logs(root) for root in roots]
     if len(roots_files) == 1:
         return roots_files[0]
@@ -121,8 +121,7 @@ def _size(path: Path) -> int:
 
 def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
     """Return the paths of logs below ``root``, and add unreadable folders to ``refused``. Hidden names are skipped:
-    they may be incomplete copies. ``Path`` objects or ``os.walk`` would take twice as long.
-    """
+    they may be incomplete copies. ``Path`` objects or ``os.walk`` would take twice as long."""
     paths, folders = [], [str(root)]
     while folders:
         folder = folders.pop()
@@ -252,7 +251,8 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator[list[Future[Answer]]]:
-    """Start picklable tasks; yield their futures in order. A future raises BrokenProcessPool if a worker was killed."""
+    """Start picklable tasks; yield their futures in order. A future raises BrokenProcessPool if a worker was killed.
+    An interrupt, or closing the generator that waits for the tasks, ends all workers."""
     with _without_foreign_code():  # creating the pool starts a process that tracks its resources
         pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
     try:

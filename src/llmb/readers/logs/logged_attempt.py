@@ -158,7 +158,7 @@ class LoggedAttempt:
     continued: bool = False
     """True if the run loaded a checkpoint before its first step, whose number may then differ."""
     number: int = 0
-    """Number of the attempt, from 1. A step number lower than the previous one begins a new attempt."""
+    """Number of the attempt, from 1. A lower step number than before, or a line with ``after``, begins another one."""
     last: int | None = None
     """Number of the run's last step, as declared by the latest line; None before the first step."""
     window: Window | None = None
@@ -191,7 +191,7 @@ class LoggedAttempt:
     """Numbers of steps in the window without a time, because a profiler started or ended in them."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
-    """The intervals between lines of the window, if both have times."""
+    """The intervals from the previous line to each line of the window, if both have timestamps."""
     logged: tuple[int, float] | None = None
     """Step and timestamp of the last line; None if the line has no timestamp."""
     logged_s: "array[float]" = field(default_factory=_floats)
@@ -214,7 +214,7 @@ class LoggedAttempt:
     repeated_s: tuple[float, float] = (0.0, 0.0)
     """The sum of the times of steps in the window that are logged again, as logged first and as logged again."""
     settled: bool = False
-    """True if the whole log was read, so that ``window`` is the steady state, or None if there is none."""
+    """True if ``settle`` determined the steady state: it is ``window``, which is None if there is no steady state."""
 
     @property
     def interval(self) -> int:
@@ -259,7 +259,7 @@ class LoggedAttempt:
         return Window(first=self.first_step, last=max(window.last, self.first_step), rule=window.rule)
 
     def settle(self) -> None:
-        """Keep only the steady state if the rule is ``auto``. Call this after the last step."""
+        """Keep only the steady state if the rule is ``auto`` and times are finite. Call this after the last step."""
         if self.rule != STEADY or not are_between(-math.inf, self.step_time_s, math.inf):
             return
         self.settled = True

@@ -45,14 +45,14 @@ Status = Literal[
     "unreadable",
 ]
 FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled", "traced")
-"""Statuses of runs that completed their steps with valid values; only the step times of a success are measurements."""
+"""Statuses of runs that completed their steps with valid values, as far as their logs were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOutcome:
     """The outcome of the run in one log file. Unknown values are None.
 
-    Only successes, and profiled or traced runs that would otherwise be successes, have statistics.
+    Only successes, and profiled or traced runs with times in the window, have statistics.
     """
 
     status: Status
@@ -73,9 +73,9 @@ class LogOutcome:
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
-    """The step times behind ``step_time_s``, in the order of the steps."""
+    """The step times behind ``step_time_s``, in the order of the steps; empty if the log's clock is coarse."""
     logged_s: Sequence[float] = ()
-    """The timestamps of the window's lines; empty if some have none, or are means."""
+    """The timestamps of the window's lines; empty if a line has none, or if a line covers several steps."""
     logged_last_s: float | None = None
     """The timestamp of the last step line."""
     format: str | None = None

@@ -205,7 +205,7 @@ class RunLog:
     tail: bytes
     """The last 16 KiB, as plain text."""
     truncated_line: bool
-    """True if the file ends in the middle of a step line, which is ignored, or is compressed and truncated."""
+    """True if the file ends in the middle of a step line, which is ignored, or is compressed and damaged."""
     attempt: LoggedAttempt
     """The last attempt."""
     format: str | None
@@ -229,7 +229,7 @@ def read_log(
 
     If the log declares no last step, or changes it midway, the window moves, perhaps to earlier steps, and the log is
     read again. ``path`` may contain the experiment's name; ``documented`` is the window of the log's reference
-    document. Raise OSError if the stream cannot be read.
+    document. Raise OSError if the stream cannot be read, UsageError if it is unclear which progress bar a run has.
     """
     log = _Pass(LoggedAttempt(rule, documented=documented)).read(PlainText(stream), chunk_bytes, path)
     if log.attempt.last != log.attempt.window_last:

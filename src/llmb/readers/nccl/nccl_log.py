@@ -135,7 +135,7 @@ class Handle:
     process: str
     device: int
     name: str | None = None
-    """The communicator's name: equal on all of its ranks, and different from all other communicators' names."""
+    """The communicator's name: equal on all of its ranks; except for ``unclear_names``, of one communicator."""
     reason: Reason | None = "no init line"
     """The reason why ``name`` is None."""
     rank: int | None = None
@@ -215,9 +215,9 @@ def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
     """Return the files among ``paths`` and, for each folder, the logs of runs in it or below it.
 
-    A run's logs are those of ``--nccl-trace`` or, if there are none, NCCL's lines about the network.
+    These are the logs of ``--nccl-trace`` or, if the folder has none, NCCL's lines about the network.
 
-    Raise UsageError if a folder has neither.
+    Raise UsageError if a folder has neither, or cannot be listed.
     """
     files: list[Path] = []
     for path in paths:
@@ -302,7 +302,7 @@ def _coarse(call: Call) -> Call:
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
     """Read ``paths``, each the log of one or more ranks, into one NcclLog, which is empty if they have no calls. Raise
-    UsageError if a file cannot be read, or if there are too many communicators.
+    UsageError if a file cannot be read, the steps noted beside it are damaged, or there are too many communicators.
     """
     log = NcclLog()
     for number, path in enumerate(paths):

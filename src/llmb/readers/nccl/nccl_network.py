@@ -20,7 +20,7 @@ from llmb.readers.nccl.nccl_log import Readable, whole_lines
 
 MOST_NODES = 20_000
 MOST_NAMES = 1000
-"""Maximum number of device names of a node, and of networks."""
+"""Maximum number of device names, networks and channels of a node, and of sizes of communicators."""
 VERBS = "IB"
 """The name under which plugins for verbs may list their devices."""
 _NET = rb"([A-Za-z0-9][\w.+-]{0,40}(?: [\w.+-]{1,40})?)"
@@ -64,7 +64,7 @@ class NodeFacts:
     direct: Counter[bool] = field(default_factory=Counter)
     """Number of channels over the network with GPUDirect RDMA (True) and without (False)."""
     names: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Names of devices; devices that NCCL combines are joined by ``+``."""
+    """Names of devices by network and index; the names of devices that NCCL combines are joined by ``+``."""
     layers: dict[str, str] = field(default_factory=dict)
     processes: set[bytes] = field(default_factory=set)
     nvlink: bool = False
@@ -86,7 +86,7 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class NetworkFacts:
-    """The network facts in one or several NCCL logs; facts that the logs do not contain are None."""
+    """The network facts in one or several NCCL logs; facts that the logs do not contain are None, False or empty."""
 
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
@@ -265,7 +265,7 @@ def network_names() -> NetworkNames:
 
 
 class Channels(Record):
-    """Channels of the communicator with the most channels."""
+    """Channels of the communicator with the most channels; ``nvls`` is the most of any communicator."""
 
     collective: int
     nvls: int | None

@@ -57,7 +57,7 @@ class Collective:
     ranks: int
     """Number of ranks of each communicator."""
     communicators: int | None
-    """Number of communicators; None if it is not in the log."""
+    """Number of communicators; None if neither identifiers nor the number of ranks show it."""
     communicators_from: Literal["init lines", "number of ranks"] | None
     """The source of ``communicators``: the log's own identifiers, or the assumption that all ranks logged."""
     communicator_names: tuple[str, ...]
@@ -96,7 +96,7 @@ class NcclSummary:
     """Empty if steps are unknown."""
     coarse: bool
     notes: tuple[str, ...] = ()
-    """Reasons why communicators are not identified."""
+    """Reasons why communicators are not identified or not distinguished."""
 
 
 def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:

@@ -76,7 +76,7 @@ class TestRow:
     reduction: str | None
     root: int | None
     out_of_place: Bandwidth | None
-    """None if every column is ``N/A`` or empty."""
+    """None if the row has no results out of place."""
     in_place: Bandwidth | None
 
 
@@ -116,7 +116,7 @@ class _Header:
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
     """Return every table of the file; an empty list if it has none. ``source`` replaces the file's name in the tables.
 
-    Raise UsageError if the file cannot be read.
+    Raise UsageError if the file cannot be read, or is incomplete or invalid JSON of nccl-tests.
     """
     with open_file(path) as stream:
         try:
@@ -385,7 +385,7 @@ def _finite(value: float | None) -> tuple[float | None, str | None]:
 
 
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
-    """Group the tables of the same test from different files. A table without a test's name is a group of its own."""
+    """Group tables of the same test and clock from different files. A table without a test's name is its own group."""
     groups: list[list[TestTable]] = []
     for test in tests:
         fits = (

@@ -150,7 +150,7 @@ class RankTrace:
     device: Device
     steps: tuple[StepBreakdown, ...]
     names: tuple[NameTime, ...]
-    """The longest kernels (on a CPU: operators), summed over all steps."""
+    """The longest kernels and copies (on a CPU: operators), summed over all steps."""
     unclassified: tuple[NameTime, ...] = ()
     """The longest unclassified kernels."""
     notes: tuple[str, ...] = ()

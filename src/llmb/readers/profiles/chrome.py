@@ -281,8 +281,8 @@ def _nanoseconds(microseconds: object) -> int | None:
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raise UsageError if the file is not a trace, or is of an unknown device and has no GPU kernels. If no step is
-    marked, the timeline has none or, if ``unmarked``, one per interval between optimizer steps, or else a single one.
+    Raise UsageError if it is not a trace, marks a step twice, has kernels on several GPUs, or has none and an unknown
+    device. If no step is marked, the timeline has none or, if ``unmarked``, one per optimizer step, or else one.
     """
     file = TraceFile(path)
     collected = _Collected(rules)

@@ -100,7 +100,7 @@ class Timeline:
 
     source: str
     rank: int | None
-    """None if neither the trace nor its file name has the rank."""
+    """None if neither the trace nor its file name has the rank, or if the trace is of several processes."""
     device: Device
     steps: tuple[TracedStep, ...]
     spans: Mapping[Label, Sequence[Span]]
@@ -111,9 +111,9 @@ class Timeline:
     notes: tuple[str, ...] = ()
     """Remarks on the trace, such as on unreadable parts."""
     gpu_name: str | None = None
-    """Name of the first GPU in the trace; None if the trace has none."""
+    """Name of the first GPU in the trace; None if the trace does not contain it, or has no kernels."""
     world_size: int | None = None
-    """Number of ranks of the training; None if the trace does not contain it."""
+    """Number of ranks of the run; None if the trace does not contain it, or has no kernels."""
 
 
 class Recorded(NamedTuple):

@@ -22,7 +22,7 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
     """Return the files among ``paths`` and, for each folder, the traces of runs below it, or else the traces directly
     in it.
 
-    Raise UsageError if a folder has no trace."""
+    Raise UsageError if a folder has no trace, or cannot be listed."""
     return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
 
 
@@ -47,8 +47,8 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process. If ``unmarked``, and no step is marked, the optimizer's iterations or else the
-    whole trace count as steps, with a note. Raise UsageError if the file is not a trace, or lacks a complete step."""
+    """Return one timeline per process with steps. If ``unmarked``, and no step is marked, the optimizer's iterations or
+    else the whole trace count as steps, with a note. Raise UsageError if it is invalid, or has no complete step."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
     is_nsys = _is_sqlite(path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a node that should not rise while a run trains, and the kernel's messages during the run.
+"""Counters of a node, such as of errors and packets, and the kernel's messages while a run trains.
 
-They are read when a sampler starts and ends, from files below ``root``, without root privileges. Counters are named
-``area/device/name``; those at 0 are omitted.
+They are read when a sampler starts and ends, from files below ``root`` (GPUs' by its caller), without root privileges.
+Counters are named ``area/device/name``; those at 0 are omitted.
 
 Files: Documentation/ABI/{stable/sysfs-class-infiniband,testing/sysfs-class-net-statistics,testing/sysfs-devices-edac,
 testing/dev-kmsg} and Documentation/PCI/pcieaer-howto.rst of the Linux kernel.
@@ -24,7 +24,7 @@ MOST_S = 1.0
 MOST_LINES, MOST_CHARACTERS = 200, 300
 """Maximum number of lines of the kernel's log to keep, and their maximum length."""
 VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "cali", "ifb", "dummy", "tun", "tap")
-"""Interfaces without a cable."""
+"""Beginnings of the names of interfaces without a cable."""
 PCI_CLASSES = {"0x03": "GPU", "0x02": "network card", "0x01": "storage"}
 OF_MEMORY = ("oom_kill", "pgmajfault", "pswpin", "pswpout")
 """Counters of /proc/vmstat, of all processes of the node."""

@@ -40,7 +40,7 @@ class NodesSettings(Record):
 
     nodes: tuple[str, ...]
     usual: dict[str, str]
-    """The value that most nodes have."""
+    """The most frequent value, by key; without the keys that most nodes lack."""
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
     """The values that differ from the usual ones, by node and key; None if the node has no value."""
     missing: dict[str, str]
@@ -54,7 +54,7 @@ class NodesSettings(Record):
         return {key: value for key, value in values.items() if value is not None}
 
     def with_others(self, others: "NodesSettings") -> "NodesSettings":
-        """Return these settings merged with ``others`` of the same nodes, which take precedence."""
+        """Return these settings merged with ``others`` of the same nodes; ``others`` take precedence."""
         unlike = {
             node: {**self.unlike.get(node, {}), **others.unlike.get(node, {})}
             for node in self.nodes
@@ -160,7 +160,7 @@ class SettingsGroup(NamedTuple):
 
 
 def read_settings(files: SystemFiles, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> NodeSettings:
-    """Read all settings; never raise. Groups that fail or are not reached within ``limit_s`` are in ``missing``."""
+    """Read all settings; never raise. Groups without values or not reached within ``limit_s`` are in ``missing``."""
     values, missing = dict[str, str](), dict[str, str]()
     due_s = time.monotonic() + limit_s
     for group in GROUPS:
@@ -230,7 +230,7 @@ def _bios(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _driver(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Read the settings of NVIDIA's driver, and of the GPUs that a container may use."""
+    """Read the settings of NVIDIA's driver, and the versions of its GPUs' firmware."""
     version = files.text("/proc/driver/nvidia/version") or ""
     number = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", version)
     yield "software.driver", number and number[1]
@@ -302,7 +302,7 @@ def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _nearest_nics(files: SystemFiles, gpus: list[str], nics: list[str]) -> str | None:
-    """Return each GPU's nearest cards with RDMA, and the kind of path to them; None if sysfs does not show paths."""
+    """Return each GPU's nearest cards with RDMA, and the kind of path to them; None if sysfs shows none."""
     cards = [(nic, name) for nic in nics for name in files.names(f"{nic}/infiniband")]
     nearest = []
     for gpu in gpus:

@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class Nvml:
-    """All GPUs visible to NVML. Values that a GPU does not support are None, and are queried only once."""
+    """All GPUs visible to NVML. A value that cannot be read is None; an unsupported call is not repeated."""
 
     def __init__(self, package: Any) -> None:  # noqa: ANN401 (a module without types)
         self.package = package
@@ -64,12 +64,12 @@ class Nvml:
         )
 
     def processes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Return, for each GPU, the ids of the processes that compute on it; None if unsupported."""
+        """Return, for each GPU, the ids of the processes that compute on it; None if they cannot be read."""
         name = "nvmlDeviceGetComputeRunningProcesses"
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 
     def counters(self) -> Iterator[tuple[str, int]]:
-        """Yield counters that should not rise, as ``index/name``, without unsupported ones. Raise OSError if no GPU
+        """Yield readable counters that should not rise, as ``index/name``, with their values. Raise OSError if no GPU
         has any.
         """
         nvml, reported = self.package, False
@@ -85,7 +85,7 @@ class Nvml:
             raise OSError(errno.ENOTSUP, "NVML has no error counters")
 
     def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
-        """Return each GPU's other processes; None if not even the run's own are visible, as in some containers."""
+        """Return each GPU's other processes; None if unknown, or if not even the run's own are visible on any GPU."""
         processes = self.processes()
         if not any(pid in run_pids for pids in processes for pid in pids or ()):
             return (None,) * len(processes)

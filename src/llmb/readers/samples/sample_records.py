@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a node, as written by its sampler line by line, and the run's use of GPUs and nodes."""
+"""The lines that a node's sampler writes, and records of a run's use of resources and of other work on its nodes."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -35,7 +35,7 @@ class OtherRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerStart:
-    """The first line of a sampler. ``missing`` has the reasons for unreadable values, by name."""
+    """The first line of a sampler. ``missing`` has the reasons why ``gpus`` and ``cpu_energy`` are not sampled."""
 
     __pydantic_config__ = FINITE
     node: str
@@ -43,13 +43,13 @@ class SamplerStart:
     interval_s: float
     gpus: tuple[SampledGpu, ...] = ()
     cpu_limit_cores: float | None = None
-    """Number of cores that the run's control group may use; None if it has no limit."""
+    """Number of cores that the run's control group may use; None without a readable limit."""
     missing: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node at one moment. Unknown values are None. CPU times count since boot, energy since the sampler's start."""
+    """A node at one moment; unknown values are None. Its CPU times count since boot, energy since its sampler began."""
 
     __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
@@ -58,7 +58,7 @@ class HostSample:
     cpu_used_s: float | None = None
     """The time used by processes, without interrupts."""
     run_cpu_s: float | None = None
-    """The time used by the processes of the run."""
+    """The CPU time of the run's processes and their ancestors."""
     cpu_throttled_s: float | None = None
     """The time for which the CPU limit of its control group stopped the run, summed over cores."""
     cpu_total_s: float | None = None
@@ -84,7 +84,7 @@ class GpuSamples:
     memory_used_bytes: tuple[int | None, ...] = ()
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
     other_pids: tuple[tuple[int, ...] | None, ...] = ()
-    """Processes outside the run that compute on the GPU; None if not even the run's own processes are visible."""
+    """Processes outside the run that compute on each GPU; None if unknown, or if not even the run's own are visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class CounterReading:
     unread: dict[str, str]
     """The reason why other areas could not be read; areas that the node lacks are omitted."""
     kernel: tuple[str, ...] = ()
-    """The kernel's messages about hardware since the previous reading."""
+    """The kernel's messages since the previous reading that may concern the run."""
 
 
 Line = SamplerStart | Sample | CounterReading
@@ -180,7 +180,7 @@ class HostUse(Record):
 
 
 class ResourceUse(Record):
-    """The use of all nodes and GPUs of a run. Power, clocks, temperature and memory are per GPU."""
+    """The use of the sampled nodes and GPUs of a run. Power, clocks, temperature and memory are per GPU."""
 
     samples: int
     """Number of samples of the node with the fewest."""
@@ -202,11 +202,11 @@ class ResourceUse(Record):
     gpus: tuple[GpuUse, ...] | None
     hosts: tuple[HostUse, ...]
     reasons: dict[str, str]
-    """The reason for each field that is None, by name."""
+    """The reason for each value that is None, by name, such as ``gpus``, ``gpus.energy_j`` or ``hosts.load_mean``."""
 
 
 class NodeOtherWork(Record):
-    """Other work on a node during the window, from the last sample before it to the first one after it."""
+    """Other work on a node between the samples around the window."""
 
     node: str
     cores: int | None
@@ -217,11 +217,11 @@ class NodeOtherWork(Record):
     stolen_cores: float | None
     """The number of cores used by other virtual machines."""
     cpu_limit_cores: float | None
-    """Number of cores that the run's control group may use; None if it has no limit."""
+    """Number of cores that the run's control group may use; None without a readable limit."""
     throttled_cores: float | None
     """The number of cores by which ``cpu_limit_cores`` throttled the run."""
     load_before: float | None
-    """Mean number of runnable processes in the minute before training, including the run's start."""
+    """Mean number of runnable processes in the minute before the sampler's first sample."""
     runs: tuple[OtherRun, ...]
     gpu_processes: dict[str, tuple[int, ...]] | None
     """Other processes that compute on the run's GPUs, by the GPU's UUID."""
@@ -235,7 +235,7 @@ def _without_names(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class OtherWork(Record):
-    """Other work on all sampled nodes."""
+    """Other work on the nodes that were sampled for long enough."""
 
     disturbing: Annotated[tuple[str, ...], AfterValidator(_without_names)]
     """Descriptions of other runs, processes on the run's GPUs, and work above the limits of ``other_work.yaml``."""

@@ -93,7 +93,7 @@ def keep_settings(file: Path) -> None:
 
 
 def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
-    """Append samples to ``file`` until ``pipe`` closes or the worker ends. Raise OSError if writing fails."""
+    """Write settings, and append samples until ``pipe`` is readable or the worker ends. Raise OSError if this fails."""
     file.parent.mkdir(exist_ok=True)
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # What an earlier sampler was writing when it was killed stays on a line of its own.
@@ -122,7 +122,7 @@ class Sampler:
         self.process = process
 
     def end(self) -> None:
-        """End the sampler, and wait for its last sample."""
+        """Let the sampler take its last sample and end; kill it if this takes too long."""
         assert self.process.stdin is not None
         with suppress(OSError):  # it has ended already
             self.process.stdin.write(b"\n")  # a process that was forked meanwhile may hold the pipe open

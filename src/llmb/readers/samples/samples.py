@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the samples of a run, and summarizes the samples taken during its steps."""
+"""Reads the samples and node settings of a run, and summarizes the samples taken during its steps."""
 
 import time
 from bisect import bisect_left, bisect_right
@@ -45,7 +45,7 @@ class Sampled:
     start: SamplerStart
     samples: tuple[Sample, ...]
     readings: tuple[CounterReading, ...] = ()
-    """The readings at the sampler's start and end; only the first if it was killed."""
+    """The readings at the sampler's start and end; only the first while it runs, or if it was killed."""
 
     @property
     def ended(self) -> bool:
@@ -74,7 +74,7 @@ def samples_of_ended(folder: Path) -> tuple[Sampled, ...] | Missing:
 
 
 def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | None:
-    """Return the settings that samplers recorded, for ``nodes`` and other nodes with a file; None if there are none."""
+    """Return the settings that samplers recorded, for ``nodes`` and others with a file; None if none can be read."""
     files = {node: folder / f"{node}{FILE_ENDING}" for node in nodes}
     files |= {printable(file.name.removesuffix(FILE_ENDING)): file for file in sorted(folder.glob(f"*{FILE_ENDING}"))}
     read = {node: _settings_in(file) for node, file in files.items()}
@@ -334,7 +334,7 @@ def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
-    """Return the energy (J) of all devices that train, and its source; None for both if a device has none."""
+    """Return the energy (J) of all devices that train, and its source; None for both if unknown."""
     measured = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
     energies = present(measured)
     if not measured or len(energies) < len(measured):
@@ -411,7 +411,7 @@ def summarize_gpu(
 
 
 def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """Return the mean over GPUs of the shares by reason, the most frequent reason first; None if no GPU reports any."""
+    """Return the mean over GPUs of the shares by reason, the most frequent reason first; None without GPUs."""
     totals: Counter[str] = Counter()
     for one in shares:
         totals.update(one)

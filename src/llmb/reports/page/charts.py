@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws each kind of plot with matplotlib, as SVG in a few fixed colors that a page replaces with its own."""
+"""Draws each kind of plot with matplotlib, as PNG, or as SVG in fixed colors that a page replaces with its own."""
 
 import io
 import math
@@ -176,7 +176,7 @@ def series_chart(
     beside: Mapping[str, float] = MappingProxyType({}),
     doubling: bool = False,
 ) -> Drawing:
-    """Plot lines over steps or time. ``axes`` are the titles of x and y; ``window`` is shaded, ``level`` is drawn as a
+    """Plot lines over steps or GPUs. ``axes`` are the titles of x and y; ``window`` is shaded, ``level`` is drawn as a
     dashed line, and each value in ``beside`` as a line in its own style.
 
     With ``doubling``, the x axis is logarithmic, with a tick at each point.

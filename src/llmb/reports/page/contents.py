@@ -105,11 +105,11 @@ class Contents:
 
     title: str
     selected: str
-    """The selection of runs, such as a path, of which ``title`` contains only the name."""
+    """The selection of runs, such as a path, of which ``title`` contains at most the name."""
     sections: tuple[Section, ...]
     runs: Table
     failed: tuple[tuple[AnalyzedRun, str, str], ...]
-    """Invalid runs, with the reason and the command for details."""
+    """Runs that do not count as measurements, with the reason and the command for details."""
     left_out: Mapping[str, Sequence[str]]
     """Runs that were not used, by reason."""
     conventions: Table | None
@@ -145,7 +145,7 @@ class Contents:
 
 
 def gather(found: RunSet, against: Against, install: Path, say: Callable[[str], None]) -> Contents:
-    """Return a page's contents, with a verdict on each recipe's newest run or, against other runs, on all its runs."""
+    """Return the contents, with a verdict on each recipe's displayed run or, against other runs, on all its runs."""
     groups = grouped(found.runs)
     shown = [[run for run in repeats if flaw_of(run) is None][-1:] or repeats[-1:] for repeats in groups]
     judged = judge_runs([run for some in (groups if against.runs else shown) for run in some], against, install, say)
@@ -232,7 +232,7 @@ def _distinction(run: AnalyzedRun, alike: Sequence[AnalyzedRun]) -> str:
 
 
 def _result_tables(run: AnalyzedRun) -> Iterator[Table]:
-    """Yield the tables of ``llmb result`` without the verdict; for a log, statistics as in ``llmb parse``."""
+    """Yield the table of ``llmb result`` without the verdict; for a log, its statistics as in ``llmb parse``."""
     if run.record is not None:
         result = read_ended_run(RunFolder(run.path)).result
         yield run_table(run.record.plan, result.model_copy(update={"verdict": None}))

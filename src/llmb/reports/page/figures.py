@@ -51,7 +51,7 @@ STEP = "step"
 SIX = "{:.6g}".format
 """Format a number with six significant digits."""
 BASELINE = ORANGE
-"""The color of references."""
+"""The color of the runs of a baseline."""
 Points = Sequence[tuple[float, float]]
 NO_STEPS = "the steps are not recorded one by one; a log has them as text"
 
@@ -157,7 +157,7 @@ def _lines(
 
 
 def step_times_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figure | Missing:
-    """Plot step times, with the window, its mean, and marks on special steps; return Missing if there are none."""
+    """Plot step times, with the window, its mean, and marks on special steps; return Missing if no time is known."""
     run, steps = of_run
     times, other_times = _step_times(*of_run), _step_times(*of_other) if of_other else []
     if not times:
@@ -381,7 +381,7 @@ def _tokens_per_gpu(run: AnalyzedRun) -> float | None:
 
 
 CHANGING = ("software.", "hardware.device", "hardware.power", "release")
-"""Prefixes of conditions whose change is marked in a history."""
+"""Prefixes of conditions whose change is marked in a history, like that of any important condition."""
 
 
 def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun]) -> Figure | Missing:

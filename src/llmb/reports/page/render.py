@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders the contents of a page as a self-contained HTML file, PDF or Markdown, by default without private names."""
+"""Renders a page as self-contained HTML, PDF or Markdown, and its plots as images, by default without private names."""
 
 import os
 import re
@@ -109,7 +109,7 @@ def _file(name: str) -> str:
 
 
 def page_markdown(contents: Contents, shown: Callable[[str], str]) -> str:
-    """Format a page for a pull request or a chat: the verdicts as a table, and each recipe's results, collapsed."""
+    """Format a page for a pull request or a chat: the verdicts, each recipe's collapsed results, and failed runs."""
     parts = [f"{one.symbol} **{markdown_text(one.title)}**: {markdown_text(one.headline)}" for one in contents.sections]
     text = "\n\n".join(["\n".join(f"- {part}" for part in parts), markdown_table(contents.head).rstrip()])
     text += "".join(
@@ -130,7 +130,7 @@ NO_HOST = ("localhost",)
 
 
 def public_text(runs: Iterable[AnalyzedRun], root: Path) -> Callable[[str], str]:
-    """Return a function that hides secrets, and names of hosts, users and folders, as in a page without ``--full``."""
+    """Return a function that hides secrets, names of hosts and the user, homes and ``root``, as pages do by default."""
     hosts = dict.fromkeys(name for run in runs for name in _hosts(run) if name)
     hosts |= dict.fromkeys((socket.gethostname(), socket.getfqdn()))
     named = {name: f"host-{number}" for number, name in enumerate((h for h in hosts if h not in NO_HOST), start=1)}
@@ -158,7 +158,7 @@ def _any_of(texts: Iterable[str], *, before: str) -> re.Pattern[str]:
 
 
 def full_text(text: str) -> str:
-    """Remove secrets and control characters; names and folders stay."""
+    """Redact secrets and escape control characters; names and folders stay."""
     return printable_lines(redacted(text))
 
 

@@ -90,7 +90,7 @@ class ImportSource(Record):
 class CheckpointRecord(Record):
     """The content of ``checkpoint.json``: the model, the training progress, and the files with their sizes in bytes.
 
-    Imported weights do not come from a run of llmb: fields that only a run has are None.
+    Imported weights do not come from a run of llmb: fields that only a run has are None or 0.
     """
 
     schema_version: Literal[1] = 1
@@ -111,7 +111,7 @@ class CheckpointRecord(Record):
     weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
     """All dtypes in which weights are stored; weights are always loaded in fp32."""
     dataset: PackedDataset | None = None
-    """The dataset that the model was trained on; None for synthetic tokens."""
+    """The dataset that the model was trained on; None for synthetic tokens and imported weights."""
     lora: Lora | None = None
     """The adapters that the checkpoint contains instead of all weights; None if it contains all weights."""
     base: WeightsOrigin | None = None

@@ -16,7 +16,7 @@ ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFa
 """Errors that the program passes to the process that started it."""
 
 FILE_BYTES = 10**9
-"""Size limit of a file of an imported checkpoint: a killed import loses at most one file."""
+"""Size limit of a file of an imported checkpoint: each process of a killed import loses at most one file."""
 
 Checksums = dict[str, str]
 """CRC-32 by file name, as in ``checkpoint.json``."""
@@ -39,7 +39,7 @@ class FinishedFile(Record):
 
 
 def finished_files(folder: Path) -> list[FinishedFile]:
-    """Return the files in ``folder`` that an earlier import completed. Raise ValueError if a record is damaged."""
+    """Return the complete files of an earlier import in ``folder``; raise ValueError or OSError for a broken record."""
     records = [FinishedFile.model_validate_json(path.read_bytes()) for path in (folder / IMPORTED).glob("*.distcp")]
     places = {record.name: folder / WEIGHTS / record.name for record in records}
     return [one for one in records if places[one.name].is_file() and places[one.name].stat().st_size == one.bytes]
@@ -53,7 +53,7 @@ class MergedAdapters(Record):
 
 
 class ExportJob(Record):
-    """A request to export ``checkpoint``'s weights to safetensors files in ``folder``, which exists and is empty."""
+    """A request to export ``checkpoint``'s weights to safetensors files in the existing folder ``folder``."""
 
     kind: Literal["export"] = "export"
     checkpoint: str
@@ -65,7 +65,7 @@ class ExportJob(Record):
 
 
 class AdapterExportJob(Record):
-    """A request to export the adapters in ``checkpoint`` to peft's files in ``folder``, which exists and is empty.
+    """A request to export the adapters in ``checkpoint`` to peft's files in the existing folder ``folder``.
 
     ``model`` is the adapted model, and ``base`` that model's name or path, if known.
     """
@@ -79,7 +79,7 @@ class AdapterExportJob(Record):
 
 
 class AdapterImportJob(Record):
-    """A request to import peft's file in ``source`` into a checkpoint of adapters in the existing, empty ``folder``."""
+    """A request to import peft's file in ``source`` into a checkpoint of adapters in the existing folder ``folder``."""
 
     kind: Literal["import adapters"] = "import adapters"
     source: str

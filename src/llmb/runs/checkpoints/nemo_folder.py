@@ -53,7 +53,7 @@ def is_nemo_folder(path: Path) -> bool:
 
 
 def read_nemo_folder(path: Path) -> WeightsFolder:
-    """Read the folder of a NeMo 2 checkpoint; raise UsageError if its format is unsupported, whatever its model."""
+    """Read the folder of a NeMo 2 checkpoint; raise UsageError if it is unreadable or its format unsupported."""
     for name in DOCUMENTS:
         if not (path / name).is_file():
             what = f"this is a NeMo 2 checkpoint without '{name}', which describes how to read it"

@@ -40,7 +40,7 @@ class DataOrigin(Record):
     identity: str | None = None
     """Digest of the checksums of the dataset's arrays."""
     source: str | None = None
-    """The local file that the dataset was prepared from, and its checksum; None if it was downloaded from a hub."""
+    """The local file or folder that the dataset was prepared from, with checksums; None if it is from a hub."""
 
     @property
     def text(self) -> str:

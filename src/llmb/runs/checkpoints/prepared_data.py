@@ -97,7 +97,7 @@ class PackedDataset(Record):
     name: str
     """For example ``squad``."""
     source: str
-    """The source of the samples: a repository with its revision, or a file."""
+    """The source of the samples: a repository with its revision, or a local file or folder with checksums."""
     split: Split
     template: str
     """Name and version of the prompt template."""
@@ -158,7 +158,7 @@ def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def map_arrays(folder: Path) -> PackedArrays:
-    """Map the arrays in ``folder``. Raise OSError or ValueError if one is missing or is not an array."""
+    """Map the arrays in ``folder``. Raise OSError, ValueError or EOFError if one is missing or not an array."""
     import numpy as np
 
     return PackedArrays(*(np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS))

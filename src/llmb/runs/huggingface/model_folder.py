@@ -99,7 +99,7 @@ def _no_weights(path: Path) -> UsageError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raise UsageError if there is no such file, or if it holds something else."""
+    """Read a JSON object. Raise UsageError if the file cannot be read, or if it holds something else."""
     try:
         text = read_regular(path, MOST_JSON_BYTES)
         check_values(text)
@@ -119,7 +119,7 @@ LOCAL_METADATA = Path(".cache", "huggingface", "download")
 
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the hub's SHA-256 of each file that links into the hub's cache, or that has a download record."""
+    """Return the hub's SHA-256 of each file, by name, if a link into the hub's cache or a download record has it."""
     checksums = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
     return {name: checksum for name, checksum in checksums.items() if checksum}
 

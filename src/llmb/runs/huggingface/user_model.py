@@ -50,7 +50,7 @@ YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
 def read_user_model(path: Path) -> UserModel:
-    """Return the model and the digest of its file. Raise UsageError with every key that cannot be used."""
+    """Return the model, and the path and digest of its file. Raise UsageError if a key or the file cannot be used."""
     size = size_of_file(path)
     text = read_text_file(path)
     try:
@@ -92,7 +92,7 @@ def _format(config: Config, path: Path) -> WeightsFormat:
 
 
 def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None, list[str]]:
-    """Return the model and all problems; None as the model if its fields are invalid or its layers too many."""
+    """Return the model and its problems; None as the model if its fields are invalid, or if it has too many layers."""
     text = text_config(config, form)
     set_values = {name: value for name, value in text.items() if value is not None or name == "sliding_window"}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}
@@ -192,7 +192,7 @@ def _described(rope: object) -> object:
 
 
 def _windows(values: dict[str, Any], form: WeightsFormat, fields: dict[str, Any]) -> Iterator[str]:
-    """Set the window of attention, and yield an unsupported window or list of layers; remove both from ``values``."""
+    """Set the window, if the format has one, and yield an unsupported window or layers; remove both from ``values``."""
     if form.every_window is None:
         return
     tokens, kinds = values.pop("sliding_window", None), values.pop("layer_types", None)

@@ -32,8 +32,8 @@ SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
 
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
-    """Read a file of answers, which may be a headless file of the reference suite's installer. Raise UsageError with
-    all its problems, or if another user owns it."""
+    """Read a file of answers, which may be a headless file of the reference suite's installer. Raise UsageError if it
+    is unreadable or invalid, or if another user owns it."""
     check_owner(path)
     try:
         data = read_data(path)
@@ -59,7 +59,7 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Convert ``data`` of the headless file ``path`` to answers, by name; raise UsageError for unsupported keys."""
+    """Convert ``data`` of the headless file ``path`` to answers, by name; raise UsageError if that is impossible."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
         raise UsageError(f"the file has old keys: {', '.join(old)}", where=str(path), do="rename these keys")
     slurm = data.get("slurm") or {}
@@ -207,7 +207,7 @@ def check_settings(journal: Journal, section: Section) -> None:
 
 
 def user_changes(journal: Journal, section: Section) -> list[str]:
-    """Describe the user's changes to cluster_config.yaml since the installer wrote it."""
+    """Describe how cluster_config.yaml differs from ``section`` if the user changed it after the installer wrote it."""
     if not journal.entry(CLUSTER_CONFIG) or journal.is_unchanged(CLUSTER_CONFIG):
         return []
     return changes(journal.root, section) if (journal.root / CLUSTER_CONFIG).exists() else []
@@ -217,7 +217,7 @@ def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
     """Write cluster_config.yaml, or add missing keys to a file that the installer did not write; return a description
     of the change.
 
-    With ``keep``, such a file is not changed. Otherwise, raise UsageError if its settings differ from ``section``."""
+    With ``keep``, it is kept; else raise UsageError if it differs or is invalid, EnvironmentProblem if not writable."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
         journal.file(CLUSTER_CONFIG, file_text(section))

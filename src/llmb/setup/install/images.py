@@ -33,7 +33,7 @@ class RegistryImage(NamedTuple):
     """An image in a registry, or in Docker's store on this machine."""
 
     name: str
-    """The reference suite's name for the image's file: ``nvidia+nemo+26.04.01``."""
+    """The reference suite's name for the image's file, without its suffix: ``nvidia+nemo+26.04.01``."""
     for_enroot: str
     for_apptainer: str
     of_daemon: bool
@@ -44,7 +44,7 @@ class ImportedImage:
     path: Path
     bytes: int
     made: bool
-    """False if the image existed before."""
+    """False if an existing file is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def source_problem(text: str) -> str | None:
 
 
 def image_path(text: str, folder: Path, runtime: str) -> Path:
-    """Return the path of the image's file: in ``folder``, unless ``text`` is a file that the runtime can start."""
+    """Return the path of the image's file: ``text`` if it is a path other than an archive's, or else in ``folder``."""
     source = image_source(text)
     if isinstance(source, Path):
         return folder / (source.stem + SUFFIXES[runtime]) if source.suffix == ARCHIVE else source
@@ -98,8 +98,8 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image unless its file exists, or always with ``force``. Raise UsageError for an invalid source or
-    runtime, EnvironmentProblem if the import is not possible or fails, UserInterrupt on a signal."""
+    """Import an image unless its file exists or, with ``force``, is the source. Raise UsageError for an invalid source
+    or runtime, EnvironmentProblem if the import is not possible or fails, UserInterrupt on a signal."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()

@@ -64,7 +64,7 @@ def state_path(root: Path) -> Path:
 
 def read_state(root: Path) -> InstallState | None:
     """Return the state, or None if nothing was installed. Raise UsageError if the file cannot be read, or belongs to a
-    user who is neither this user nor the owner of the root."""
+    user who is neither this user, the administrator nor the owner of the root."""
     path = state_path(root)
     check_links(path)
     check_owner(path, root)
@@ -130,7 +130,7 @@ class Journal:
         put_file(self.root / path, text, mode=mode)
 
     def tree(self, path: str) -> Path:
-        """Record a folder below the root for another program to create; remove leftovers, and return its path."""
+        """Record a folder below the root for another program to create; remove an existing one, and return its path."""
         self._intend(InstalledItem(path=path, kind="tree"))
         shutil.rmtree(self.root / path, ignore_errors=True)
         return self.root / path
@@ -160,7 +160,7 @@ class Journal:
 @contextmanager
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
     """Yield the locked journal of ``root``; create both if they do not exist. Raise EnvironmentProblem if another
-    installer is running, or if a file cannot be written."""
+    installer is running, or if a file cannot be written, UsageError if the state cannot be read."""
     _begin(root, answers)
     with locked_journal(root) as journal:
         yield journal
@@ -168,8 +168,8 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
-    """Yield the locked journal of an existing installation. Raise UsageError if there is none, EnvironmentProblem if
-    another installer is running or has just removed it."""
+    """Yield the locked journal of an existing installation. Raise UsageError if there is none or its state cannot be
+    read, EnvironmentProblem if another installer is running or has just removed it."""
     if not state_path(root).exists():
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
@@ -216,7 +216,7 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
     """Remove the items, the last first. Return the removed paths, and the paths that are kept because they were changed
-    or are not empty. Raise UsageError for a path that is not below the root."""
+    or are not empty. Raise UsageError for a path that is not below the root, OSError if removal fails."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path

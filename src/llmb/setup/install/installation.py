@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defines the steps of an installation, prepares data and checkpoints, and removes an installation."""
+"""Prepares an installation's data and checkpoints, and removes the installation; defines what its steps share."""
 
 import json
 import os
@@ -171,7 +171,7 @@ class Removal:
 
 
 def planned_removal(root: Path, *, results: bool) -> list[str]:
-    """Return the paths that ``undo`` removes unless they were changed; raise UsageError if there is no installation."""
+    """Return the paths that ``undo`` removes if unchanged, except history; raise UsageError without an installation."""
     state = read_state(root)
     if state is None:
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
@@ -184,8 +184,8 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
     """Remove everything in the journal that is unchanged; with ``results`` also results, prepared data and history.
 
-    The next call completes a killed removal. Raise UsageError if nothing was installed or if jobs are queued or
-    running, EnvironmentProblem if removal fails.
+    The next call continues a killed removal. Raise UsageError if nothing was installed or if jobs are queued or
+    running, EnvironmentProblem if another installer is running or removal fails.
     """
     with locked_journal(root) as journal:
         _check_no_live_jobs(root, say)

@@ -82,7 +82,7 @@ def all_answers(answers: Answers, root: Path) -> Answers:
 
 
 def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
-    """Return the steps that an installation would take, without writing anything."""
+    """Return all steps of an installation, those not done yet as open, without writing anything."""
     state = read_state(root) or InstallState(root=str(root), made_root=False, answers=answers)
     journal = Journal(root, state)
     what = Installation(journal=journal, answers=answers, catalogue=catalogue, import_image=import_image)
@@ -98,7 +98,7 @@ def install_all(
     *,
     keep_settings: bool = False,
 ) -> Installed:
-    """Perform the steps that are not done. Raise the LlmbError of a failed step; the same call resumes there."""
+    """Perform the steps that are not done. Raise the LlmbError of a check or step that fails; the same call resumes."""
     check_space(catalogue, answers, root)
     with opened_journal(root, answers) as journal:
         before = Path(journal.state.root)  # the same folder may have two names, such as through a link

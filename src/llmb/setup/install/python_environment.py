@@ -79,8 +79,8 @@ class Surroundings:
     """The offers of the schedulers that were queried, by name."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Query a scheduler once. Raise InfrastructureError if it does not respond, EnvironmentProblem if it is not
-        installed."""
+        """Return what a scheduler offers, from its first response. Raise InfrastructureError if it does not respond,
+        EnvironmentProblem if it is not installed."""
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]
@@ -192,7 +192,7 @@ def matches(answers: Answers, root: Path) -> bool:
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
-    """Create or replace the environment, and describe its content. Raise EnvironmentProblem if a program fails."""
+    """Create or replace the environment, and describe its content. Raise EnvironmentProblem if that fails."""
     record = record_of(answers)
     folder = journal.tree(FOLDER)
     for command in commands(record, folder):
@@ -216,7 +216,7 @@ def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]
 
 
 def empty_environment(kind: str, made_with: str, folder: Path, more: Sequence[str] = ()) -> Sequence[str]:
-    """Return the command that creates an environment without packages."""
+    """Return the command that creates an environment; ``more`` are further options for uv and venv."""
     match kind:
         case "uv":
             return ["uv", "venv", "--python", made_with, *more, str(folder)]
@@ -270,7 +270,7 @@ def _name(command: Sequence[str]) -> str:
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
-    """Return the packages of an interpreter. Raise EnvironmentProblem if it lacks one or cannot run jobs."""
+    """Return the versions of an interpreter and its packages. Raise EnvironmentProblem if it cannot run jobs."""
     packages = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
     is_existing = answers.environment == EXISTING
     output = ask_program([str(python), "-c", PROOF, *packages], PROOF_LIMIT_S, cwd=None)

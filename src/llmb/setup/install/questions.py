@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The questions of an installation, in order: their conditions, valid answers and defaults.
 
-On a terminal, the user is asked for missing answers. Otherwise, defaults are used, and answers without a default are
-reported together.
+On a terminal, the user is asked for missing answers to interactive questions. Otherwise, defaults are used, and
+answers without a default are reported together.
 """
 
 import platform
@@ -347,7 +347,7 @@ class Lacking:
 
 
 class Interview:
-    """The answers so far, and the missing or invalid ones if there is no terminal."""
+    """The answers so far, and the missing or invalid ones that the user was not asked for."""
 
     def __init__(self, answers: Answers, ask: Ask | None) -> None:
         self.answers, self.ask = answers, ask
@@ -396,7 +396,7 @@ def completed_path(answers: Answers, around: Surroundings, ask: Ask | None) -> A
 
 
 def completed(answers: Answers, around: Surroundings, ask: Ask | None) -> Answers:
-    """Complete all answers except the path; raise UsageError that lists all missing or invalid answers."""
+    """Complete all answers but the path. Raise UsageError for missing or invalid ones, and errors as ``offer`` does."""
     if problems := list(answers.problems()):
         raise UsageError("\n".join(problems))
     interview = Interview(answers, ask)

@@ -50,7 +50,7 @@ def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
 
 
 def _chosen(journal: Journal) -> SuiteSettings:
-    """Return the suite's settings in cluster_config.yaml, which contains none if the user has not changed it."""
+    """Return the suite's settings in cluster_config.yaml; none if the file is as the installer wrote it."""
     if journal.is_unchanged(CLUSTER_CONFIG):  # it contains only the answers
         return SuiteSettings()
     return read_cluster_config(journal.root, cluster_schema()).reference_suite
@@ -132,7 +132,7 @@ class _Software:
             )
 
     def checkout(self) -> Path | None:
-        """Return the first unmodified checkout of the release."""
+        """Return the first unmodified checkout of the release; None if there is none."""
         chosen = [Path(self.chosen.checkout).expanduser()] if self.chosen.checkout else []
         places = [*chosen, self.root / SUITES / self.script.tag, self.root / SUITE_FOLDER]
         scripts = scripts_of(self.script.release)

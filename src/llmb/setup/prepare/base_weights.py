@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the weights of a fine-tuning: a checkpoint from a Hugging Face model, or an existing one."""
+"""Prepares the weights of a fine-tuning: imports a model from the hub or a folder, unless a checkpoint exists."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +46,8 @@ def prepare_checkpoint(
 ) -> PreparedCheckpoint:
     """Import the model of a fine-tuning, resume an import that was killed, or accept the complete checkpoint.
 
-    Raise UsageError if the source cannot be imported, or the existing checkpoint is damaged or a different one, and
-    EnvironmentProblem if the disk has no space.
+    Raise UsageError if the existing checkpoint is damaged or a different one, EnvironmentProblem if the disk has no
+    space, and errors as ``fetch_model`` and ``import_checkpoint`` do.
     """
     source = source_of(catalogue, request.workload, request.size)
     model = find_model(catalogue, request.workload, request.size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts checkpoints and adapters from and to Hugging Face folders; a result appears only once it is complete."""
+"""Imports checkpoints and adapters of Hugging Face and NeMo, and exports them; a result appears once it is complete."""
 
 import json
 import os
@@ -114,8 +114,8 @@ def export_checkpoint(
 ) -> None:
     """Write the weights of the checkpoint at ``path``, plus ``merged`` adapters, as a Hugging Face model to ``target``.
 
-    ``target`` must not exist. Raise UsageError if a checkpoint or the folder cannot be used, and EnvironmentProblem if
-    a package or disk space is missing.
+    ``target`` must be new or empty. Raise UsageError if a checkpoint or folder cannot be used, EnvironmentProblem if a
+    package or disk space is missing, and errors as ``run_converter`` does.
     """
     checkpoint, target = read_checkpoint(path), target.absolute()
     model = checkpoint.record.model
@@ -139,7 +139,7 @@ def export_checkpoint(
 
 
 def add_context(context: Path, folder: Path) -> None:
-    """Copy the checkpoint's tokenizer to the exported model, and the token IDs from its configuration."""
+    """Copy the checkpoint's ``CONTEXT_FILES`` to the exported model, but only token IDs from its configuration."""
     copy_context(context, folder, CONTEXT_FILES[1:])
     if (context / CONFIG).is_file():
         before, config = (json.loads((place / CONFIG).read_bytes()) for place in (context, folder))
@@ -158,8 +158,8 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
     """Create a weights-only checkpoint from another program's checkpoint; resume an import that was killed.
 
-    Raise UsageError if the source is not a checkpoint of the model, EnvironmentProblem if a package or disk space is
-    missing.
+    Raise UsageError if the source is not an intact checkpoint of the model or the target has content,
+    EnvironmentProblem if a package or disk space is missing, and errors as ``run_converter`` does.
     """
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
@@ -229,7 +229,7 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
 
 
 def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
-    """Copy the files that are needed to tokenize and to export again; return the checksums of all by name."""
+    """Copy, or create if missing, the files needed to tokenize and to export again; return all checksums by name."""
     target.mkdir(exist_ok=True)
     for leftover in target.iterdir():  # by an import that was killed here
         leftover.unlink()
@@ -318,7 +318,7 @@ class AdapterImport:
 
 
 def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_note: OnNote, *, verify: bool) -> None:
-    """Write the adapters in ``checkpoint`` in peft's format to the folder ``target``; raise UsageError if it exists."""
+    """Write a checkpoint's adapters in peft's format to ``target``; raise errors as ``export_checkpoint`` does."""
     target, base = target.absolute(), checkpoint.record.base
     check_converter()
     check_free(target)
@@ -366,7 +366,7 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
 def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     """Create a checkpoint of adapters from a folder in peft's format.
 
-    Raise UsageError if the folder does not contain adapters that the engine supports, or if the base does not fit.
+    Raise UsageError if these are unsupported or the base does not fit, and errors as ``import_checkpoint`` does.
     """
     source, target, base = request.source.absolute(), request.target.absolute(), read_checkpoint(request.base)
     config = read_json(source / ADAPTER_CONFIG)

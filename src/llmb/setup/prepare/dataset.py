@@ -51,7 +51,7 @@ class PackedFolder:
     path: Path
     record: PackedDataset
     made: bool
-    """False if the folder already existed."""
+    """False if an existing dataset is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def prepare_dataset(
 ) -> PreparedDataset:
     """Prepare missing parts of a dataset; existing parts are checked and kept unless ``force`` is set.
 
-    Raise UsageError for an unsuitable source, tokenizer or prepared file, and EnvironmentProblem if writing fails or
-    another process is preparing the same dataset.
+    Raise UsageError for an unsuitable source, tokenizer or prepared file, EnvironmentProblem if writing fails or
+    another process is preparing the same dataset, and errors as ``fetch_model`` does.
     """
     work = _Preparation(catalogue, request, folders, on_count, say)
     check_installed("preparing a dataset", "numpy", "tokenizers")
@@ -106,7 +106,7 @@ class _Preparation:
         self.folder = folders.dataset(self.source.dataset)
 
     def samples(self) -> tuple[SampleFiles, bool]:
-        """Return the samples, written if they do not exist, and whether they were written."""
+        """Return the samples, written if they do not exist or with ``force``, and whether they were written."""
         existing = None if self.request.force else read_samples_record(self.folder)
         if existing is not None:
             self._check_samples(existing)
@@ -147,7 +147,7 @@ class _Preparation:
             shutil.rmtree(path, ignore_errors=True)
 
     def _check_samples(self, existing: SampleFiles) -> None:
-        """Raise UsageError if the existing samples have another source or template, or are damaged."""
+        """Raise UsageError if the existing samples have another source or template or, with ``verify``, are damaged."""
         path, name = self.request.source, self.source.dataset
         if path is not None and not _same_content(local := local_source(path, split_files(path)), existing.source):
             what = f"{name} was prepared from {existing.source}, not from {local}"
@@ -163,7 +163,7 @@ class _Preparation:
 
     def _kept(self, folder: Path, samples: SampleFiles) -> PackedDataset | None:
         """Return the packed dataset in ``folder``; None if there is none, or with ``force``. Raise UsageError if it is
-        incomplete, damaged, or not made from ``samples``."""
+        incomplete, made from other samples or with another tokenizer or, with ``verify``, damaged."""
         record = None if self.request.force else read_packed(folder)
         if record is None:
             return None

@@ -69,9 +69,9 @@ def fetch_model(
 ) -> Path:
     """Download the configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
 
-    ``page`` is where access is requested. Files that were downloaded before are kept. Raise UsageError for a model
-    that is not on the hub, EnvironmentProblem if this machine or this user cannot download it, and InfrastructureError
-    if the hub fails.
+    Return their folder. ``page`` is where access is requested. Files that were downloaded before are kept. Raise
+    UsageError for a model that is not on the hub or incomplete there, EnvironmentProblem if this machine or user cannot
+    download it, InfrastructureError if the hub fails, and UserInterrupt.
     """
     if page is None:
         do = f"pass a local folder with {'--source' if weights else '--tokenizer'}; 'llmb prepare sample' creates one"
@@ -87,9 +87,9 @@ def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes) -> Pat
 
 
 def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Refusal | None:
-    """Return why the hub does not let this user read a repository, or None if it does; ``endpoint`` is as in ``Hub``.
+    """Return why this user cannot read a repository, or why that is unknown; None if the user can read it.
 
-    Raise EnvironmentProblem if the library that contacts the hub is not installed.
+    ``endpoint`` is as in ``Hub``. Raise EnvironmentProblem if the library that contacts the hub is not installed.
     """
     check_installed("checking access", "huggingface_hub")
     from huggingface_hub import HfApi

@@ -115,7 +115,7 @@ class Documents:
 def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
     """Encode the samples in ``path`` into a file in ``temporary``; call ``on_count`` with the number of samples so far.
 
-    This takes memory for one batch and two numbers per sample. Raise OSError if writing fails.
+    This takes memory for one batch and two numbers per sample. Raise OSError if a file cannot be read or written.
     """
     import numpy as np
 
@@ -143,7 +143,7 @@ def write_packed(
 ) -> PackedDataset:
     """Pack the documents that fit ``seq_len`` places into a new dataset in ``folder``.
 
-    Raise UsageError if none fits, or if ``folder`` exists or is being written; EnvironmentProblem if writing fails.
+    Raise UsageError if none fits, or if ``folder`` has content or is being written; EnvironmentProblem if this fails.
     """
     import numpy as np
 

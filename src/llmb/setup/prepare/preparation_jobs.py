@@ -65,7 +65,7 @@ class PrepareChoices(Record):
 def preparation_orders(
     catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, options: JobOptions, site: Site
 ) -> list[TaskOrder]:
-    """Return the jobs that prepare the dataset and the checkpoint of a size; raise UsageError for invalid choices."""
+    """Return the jobs that prepare dataset and checkpoint, unless skipped; raise UsageError for invalid choices."""
     source = source_of(catalogue, workload, size)
     if problems := list(limit_problems(choices)):
         raise UsageError("\n".join(problems))
@@ -138,7 +138,7 @@ def _check_given(source: Source, workload: str, size: str, choices: PrepareChoic
 
 
 def same_jobs(store: Store, install: Path, orders: Sequence[TaskOrder]) -> dict[str, Job]:
-    """Return the unfinished jobs of the same preparations, by subject."""
+    """Return the unfinished jobs of the same preparations, by subject, after an update of the history if possible."""
     with suppress(InfrastructureError, EnvironmentProblem):
         refresh(store, install, ASK_S)
     live = store.jobs(Filter(states=LIVE, kind="preparation"))

@@ -25,7 +25,7 @@ RECORD = "samples.json"
 SEED = 1234
 """Seed of the permutation that splits are drawn with, as in NeMo: the same source yields the same files."""
 SHARE = 20
-"""One in this many training samples is held out for a split that the source lacks."""
+"""One in this many training samples is held out for each other split that is drawn from them."""
 EVERY = 1000
 """Number of samples between two reports of progress."""
 NEWLINE = 10
@@ -63,7 +63,7 @@ Prepared = TypeVar("Prepared", SampleFiles, PackedDataset)
 
 
 def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
-    """Read a record; return None if there is none. Raise UsageError if it is invalid or its files are incomplete."""
+    """Read a record, if any. Raise UsageError if it is invalid or its files are incomplete, OSError if unreadable."""
     if not path.is_file():
         return None
     do = "run 'llmb prepare dataset' again with --force"
@@ -80,7 +80,7 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
     """Write the samples of ``files`` to ``folder``; ``temporary`` is an empty folder.
 
     This takes memory for one sample, and for the positions of all. Raise UsageError for an invalid sample or an empty
-    split, OSError if writing fails.
+    split, EnvironmentProblem if a package is missing, OSError if writing fails.
     """
     (folder / RECORD).unlink(missing_ok=True)  # until the end, the files are inconsistent
     roles, rule = roles_of(files)

@@ -190,10 +190,10 @@ SIZE = "tiny"
 
 
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
-    """Write ``squad.jsonl`` and ``model/`` to a new folder; every call writes the same files.
+    """Write ``squad.jsonl`` and ``model/`` to a new folder; the same workload gives the same files.
 
-    Raise UsageError for a size other than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
-    package is missing.
+    Raise UsageError for a size other than tiny, a workload that needs no preparation, or a ``folder`` with content;
+    EnvironmentProblem if writing fails, or if a package is missing.
     """
     source_of(catalogue, workload, size)
     if size != SIZE:

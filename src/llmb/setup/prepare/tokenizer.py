@@ -37,7 +37,7 @@ class LoadedTokenizer:
     def encode(self, samples: Sequence[DatasetSample]) -> Iterator[tuple[list[int], int]]:
         """Yield the tokens of each sample, without BOS but with EOS, and the index of its answer's first token.
 
-        As in NeMo and Megatron-Bridge, prompt and answer are encoded separately, without spaces around them.
+        As in NeMo and Megatron-Bridge, prompt and answer are stripped of spaces, and encoded separately.
         """
         prompts = [sample.input.strip(" ") for sample in samples]
         answers = [self.space + sample.output.strip(" ") for sample in samples]
@@ -63,7 +63,7 @@ def checksum(file: Path) -> str:
 def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
     """Load the tokenizer in ``file`` for the model ``name``, which has ``vocab_size`` embeddings.
 
-    Raise UsageError if it cannot be read, has more tokens than embeddings, or lacks an end-of-sequence token.
+    Raise UsageError if a file is invalid, or if there are more tokens than embeddings or no end-of-sequence token.
     """
     import numpy  # noqa: F401 (tokenizers needs it, and says so in a panic)
     from tokenizers import Tokenizer

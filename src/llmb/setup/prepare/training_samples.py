@@ -28,7 +28,7 @@ class DatasetSample(NamedTuple):
     input: str
     output: str
     original_answers: tuple[str, ...] = ()
-    """All correct answers; the first one is ``output``."""
+    """All correct answers, if the source has them."""
 
 
 class Malformed(ValueError):
@@ -126,7 +126,7 @@ Row = tuple[str, Mapping[str, Any]]
 def split_files(source: Path) -> Files:
     """Return the files of each split at ``source``: a folder with files named after splits, or one file for training.
 
-    Raise UsageError if there are none, or if several are possible.
+    Raise UsageError if there are none for training, or if several are possible for a split.
     """
     if not source.is_dir():
         with open_file(source, do="pass a file or a folder with --source"):
@@ -168,7 +168,7 @@ def _holds(path: Path, split: Split) -> bool:
 
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:
     """Yield every sample of a file, in order; None for a question without an answer. Raise UsageError, with the line or
-    the position, for anything that is not a sample."""
+    the position, for anything that is not a sample, EnvironmentProblem if pyarrow is needed and missing."""
     for place, row in _rows(path):
         try:
             yield from_row(row)

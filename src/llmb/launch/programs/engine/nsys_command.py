@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the workers of a run under Nsight Systems.
 
-``python -m llmb.launch.programs.engine.nsys_command RUN_FOLDER`` is started once per rank of a profiled run; it becomes
-the worker, with or without ``nsys``.
+``python -m llmb.launch.programs.engine.nsys_command RUN_FOLDER`` is started once per rank if nsys profiles a run; it
+becomes the worker, with or without ``nsys``.
 """
 
 import os

@@ -109,7 +109,7 @@ def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
     """Plan a run as ``plan_training`` does, choose the sharding by memory if unspecified, and predict the step time.
 
-    Raises UsageError for GPUs on which the engine was never tested.
+    Raises its errors, and UsageError for GPUs on which the engine was never tested.
     """
     gpu = catalogue.gpus.get(recipe.gpu_type)
     if gpu and gpu.vendor != "nvidia":
@@ -222,11 +222,10 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None:
-    """Check that the run fits into memory, by an estimate and, if that is inconclusive, by counting the fullest rank.
+    """Check that the run fits into memory: by an estimate and, unless it clearly fits, by counting the fullest rank.
 
-    Raises UsageError if the counted memory plus a margin exceeds a GPU's; otherwise only warns. With ``force``, nothing
-    is counted.
-    """
+    Raises UsageError if the counted memory plus a margin exceeds a GPU's, UserInterrupt on a signal. With
+    ``force``, nothing is counted."""
     if (use := estimated(plan)) is None or clearly_fits(use):
         return
     assert isinstance(plan, EnginePlan)
@@ -248,7 +247,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """Estimate the memory of the plan's ranks, or of the rank that runs alone; return None on a CPU."""
+    """Estimate the memory of the plan's ranks, or of the rank that runs alone; None if ``estimate_here`` is None."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
@@ -257,7 +256,7 @@ def estimated(plan: Plan) -> MemoryUse | None:
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
-    """Count the memory of each of ``ranks``; raise EnvironmentProblem if torch is missing, RunFailed on an error."""
+    """Count the memory of ``ranks``; raise EnvironmentProblem without torch, RunFailed on errors, or UserInterrupt."""
     if find_spec("torch") is None:
         raise EnvironmentProblem("counting memory requires torch, which is not installed", do=pip_install("engine"))
     counted, assumptions = countable(plan)

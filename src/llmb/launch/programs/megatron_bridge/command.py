@@ -102,9 +102,9 @@ SIZES = {
 }
 """The script's arguments for sizes of the layout, by the size's name in llmb."""
 LIBRARY_WARMUP = 10
-"""The parser's default number of warm-up steps; a run must have more steps than this."""
+"""The parser's default number of warm-up steps; a run must have more steps than warm-up steps."""
 TENSORBOARD = "tensorboard"
-"""Name of the TensorBoard folder; the script writes a trace per rank to ``torch_profile`` next to it."""
+"""Name of the TensorBoard folder; the script writes traces of profiled ranks to ``torch_profile`` next to it."""
 
 MOCK = Origin(
     weights=WeightsOrigin(kind="random"), data=DataOrigin(kind="synthetic", name="mock data of Megatron-Bridge")
@@ -198,7 +198,7 @@ def trains_packed(squad: Squad | None, extra: Mapping[str, str]) -> bool:
 
 
 def nsys_prefix(plan: Plan) -> str:
-    """Return shell text that runs profiled ranks under Nsight Systems, with the folder of reports as argument 1."""
+    """Return shell text that puts nsys before profiled ranks' commands, with the folder of reports as argument 1."""
     profile = plan.profile
     if profile is None or profile.profiler != "nsys":
         return ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge's versions, and how the performance script of each is called for a recipe: with the script's own
-recipe, arguments for the run's differences from it, and the variables that the framework's launcher would set."""
+"""Megatron-Bridge's versions and, for a recipe, those whose performance script can run it, the script's own recipe, and
+the variables that the framework's launcher would set."""
 
 import re
 import shlex
@@ -46,7 +46,7 @@ class BridgeVariables(Record):
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     cuts_layers: bool | None = None
-    """True for recipes with TP or CP, False for recipes with neither, None for all."""
+    """True for recipes with TP or CP above 1, False for all others, None for both."""
     variables: dict[str, str]
 
 
@@ -133,7 +133,7 @@ def version_of(nemo: str | None) -> BridgeVersion | None:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How to start Megatron-Bridge's performance script for a recipe, and the versions of Megatron-Bridge that can."""
+    """How to start Megatron-Bridge's performance script for a recipe."""
 
     entry: BridgeRecipe
     versions: tuple[BridgeVersion, ...]
@@ -143,12 +143,12 @@ class Script:
     base: ScriptRecipe | None
     """The script's recipe, if the arguments depend on it; otherwise None."""
     own: bool
-    """True if ``base`` has the same parallelism as the run, so that no arguments for it are needed."""
+    """True if the run has the layers and parallelism of ``base``, so that no arguments for them are needed."""
     variables: Mapping[str, str]
     """Environment variables that the framework's own launcher would set."""
 
     def version_check(self) -> str:
-        """Return shell text that adapts the arguments to the version in the image, or exits if it is unsupported."""
+        """Return shell text that adapts the command to the version in the image, or exits if that is not supported."""
         data, versions = bridge_data(), versions_text(self.versions)
         read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
         needs = f"llmb supports {versions}" if len(self.versions) > 1 else f"this job needs {versions}"
@@ -182,7 +182,7 @@ def _base(catalogue: Catalogue, recipe: Recipe, entry: BridgeRecipe, nemo: str |
 
 
 def script_problems(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Iterator[str]:
-    """Yield the reasons why the script in the image cannot run a recipe."""
+    """Yield why the script's own recipes in the image do not fit ``recipe``; nothing for an unknown version."""
     entry, nemo = bridge_recipe(recipe), nemo_of(recipe, image)
     version = version_of(nemo)
     trains = recipe.gpu_type in bridge_data().gpu_types and recipe.dtype in bridge_data().dtypes
@@ -212,7 +212,7 @@ def _by_gpu(recipes: Sequence[ScriptRecipe]) -> dict[str, list[str]]:
 
 
 def _adapted(script: str, version: BridgeVersion, variables: Mapping[str, str]) -> str:
-    """Return shell text that renames arguments for ``version`` and unsets the variables that its script sets."""
+    """Return shell text that adapts the arguments to ``version``, and unsets the variables that its script sets."""
     renamed = {f"--task {ours}": theirs for ours, theirs in version.tasks.items()}
     cases = f'"python {script}") word={version.script};; ' if version.script else ""
     cases += "".join(f'"{before}") word={after};; ' for before, after in renamed.items())

@@ -73,7 +73,7 @@ def check_versions(titan: str | None, torch: str | None) -> None:
 
 
 def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return the plan of a run; raise UsageError with everything that llmb cannot run with torchtitan."""
+    """Return the plan of a run; raise UsageError with all problems of recipe and choices or, if none, of the layout."""
     problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices, recipe.model)]
     if not problems:
         recipe = trained_recipe(recipe, choices.parallelism.settled(recipe).dp_sharding)
@@ -227,9 +227,9 @@ def titan_stages(layout: Layout) -> list[int]:
 
 
 def titan_arguments(plan: EnginePlan, extra: Mapping[str, str]) -> Arguments:
-    """Return torchtitan's arguments except for the folder and the model; ``extra`` are the user's arguments.
+    """Return torchtitan's arguments except the folder, model and flavor; ``extra`` are the user's arguments.
 
-    Raises UsageError if the user sets an argument that llmb sets.
+    Raises UsageError if the user sets an argument that llmb sets, or one that begins with ``job.`` or ``model.``.
     """
     arguments = {**_training(plan), **_parallelism(plan), **_computation(plan)}
     if clashing := [name for name in extra if name in arguments or name.startswith(("job.", "model."))]:

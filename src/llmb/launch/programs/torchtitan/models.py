@@ -202,7 +202,7 @@ def model_problems(model: Model) -> Iterator[str]:
 
 
 def _routes(moe: MixtureOfExperts, family: Family, *, shares: bool) -> bool:
-    """Return whether ``family`` supports ``moe``; ``shares`` permits a shared expert as large as several experts."""
+    """Return whether ``family`` supports ``moe``; ``shares`` permits a shared expert as large as one or more others."""
     shared = moe.shared_ffn_hidden_size
     fits = shared is None or (shares and shared % moe.ffn_hidden_size == 0)
     return moe.router in family.routers and moe.interleave == 1 and fits
@@ -211,7 +211,7 @@ def _routes(moe: MixtureOfExperts, family: Family, *, shares: bool) -> bool:
 def trained_recipe(recipe: Recipe, sharding: DpSharding | None) -> Recipe:
     """Return the recipe as torchtitan trains it: without multi-token prediction, and with notes on other differences.
 
-    Without multi-token prediction, published figures do not apply, and are removed.
+    If it had multi-token prediction, published figures do not apply, and are removed.
     """
     parts = recipe.model.other_parts
     recipe = recipe.model_copy(update={"decisions": (*recipe.decisions, *_differences(recipe, sharding))})

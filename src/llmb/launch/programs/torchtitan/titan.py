@@ -32,8 +32,8 @@ VARIABLES: dict[Device, dict[str, str]] = {
     "cpu": {"PYTHONUNBUFFERED": "1", "GOMP_SPINCOUNT": "10000"},
     "cuda": {"PYTHONUNBUFFERED": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"},
 }
-"""Variables of the workers: a short spin of waiting threads, as in llmb's engine, and the allocator's setting from
-torchtitan's own launcher (run_train.sh)."""
+"""Variables of the workers: unbuffered output; on CPUs, a short spin of waiting threads, as in llmb's engine; on GPUs,
+the allocator's setting from torchtitan's own launcher (run_train.sh)."""
 
 
 class Torchtitan(Program):

@@ -2,7 +2,7 @@
 """The program that measures collectives: ``python -m llmb.nodes.bench.worker.collective_timing FOLDER``, once per rank.
 
 It is started by ``llmb.launch.ranks``, or by a scheduler that sets the same variables. Rank 0 writes the result file,
-and prints a line of progress per size.
+and prints a line of progress per collective and size.
 """
 
 import os

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the file system of a folder as a separate program, because a hung file system blocks its process.
+"""Measures the file system of a folder as a separate program, because a hung one blocks the process that uses it.
 
 The arguments are the folder, the size of the test file in bytes (0 for none), and the maximum seconds per direction.
-The program prints a JSON object per line: first ``space``, then ``rates`` or a ``problem``.
+The program prints a JSON object per line: first ``space``, then, unless the size is 0, ``rates`` or a ``problem``.
 """
 
 import json

@@ -19,7 +19,7 @@ UNSEEN, NO_ECC = "nvidia-smi does not report it", "the GPUs have no ECC or do no
 COUNT = "gpu_count"
 HARDWARE_LIMITS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 OTHER_LIMITS = ("sw_thermal_slowdown", "sync_boost")
-"""Reasons for lower clocks other than hardware faults."""
+"""Reasons for lower clocks that cause a warning instead of a failure."""
 COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -167,7 +167,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
 
 
 def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
-    """Check the GPU that was throttled for the largest fraction of the time since boot."""
+    """Compare the longest time for which one reason throttled a GPU with the time since boot."""
     of = rule("gpu_throttled_time")
     counts = [
         (count / 1e6, reason, gpu.index)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of CPUs, memory, kernel settings and process limits, from /proc and /sys, and of the clock.
+"""Checks of CPUs, memory, kernel settings, process limits and the clock.
 
 The clock is compared with time servers, through chrony or systemd, and with the clock of the file server.
 """
@@ -52,7 +52,7 @@ def _length(text: str | None) -> int:
 
 
 def _governor(source: FactSource, cpus: list[str]) -> Finding:
-    """Check that the frequency governor, or else the hardware's energy preference, favors performance."""
+    """Check that the frequency governors of all CPUs, or else the energy preference of CPU 0, favor performance."""
     of = rule("cpu_governor")
     governors = Counter(filter(None, (source.text(f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus)))
     if not governors:
@@ -264,7 +264,7 @@ _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
 class ClockReading(NamedTuple):
-    """The seconds that this clock is ahead of the clock that timestamps new files, negative if it is behind."""
+    """The seconds that this clock is ahead of the one that timestamps new files, with the maximum error."""
 
     ahead_s: float
     uncertainty_s: float

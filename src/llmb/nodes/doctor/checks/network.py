@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of network cards, and of RDMA cards, which carry collectives between nodes.
 
-They read /sys/class/net and /sys/class/infiniband.
+Also checks the host name, public addresses, and the access of network cards to the memory of GPUs.
 """
 
 import re
@@ -17,7 +17,7 @@ from llmb.nodes.doctor.rules import Finding, names_of, rule, skipped
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
 LIMIT_S = 10.0
 NOT_OF_NODES = ("lo", "docker")
-"""Prefixes of the names of interfaces that are ignored, as NCCL does."""
+"""Prefixes of the names of interfaces that NCCL ignores; their addresses are not checked."""
 NEEDS_RDMA = ("infiniband", "azure-infiniband")
 """Networks in the catalogue that require RDMA verbs."""
 INFINIBAND = "InfiniBand"
@@ -41,7 +41,7 @@ class Port(NamedTuple):
 
     name: str
     layer: str
-    """``InfiniBand``, or ``Ethernet`` for RoCE."""
+    """``InfiniBand``, ``Ethernet`` for RoCE, or ``unknown``."""
     state: str
     physical: str
     gbit_s: float | None

@@ -81,7 +81,7 @@ NOT_REQUESTED = Missing("not requested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """Facts about the GPUs. All are Missing if there is no driver or GPU, except ``on_bus``: GPUs on the PCI bus."""
+    """Facts about the GPUs; Missing if nvidia-smi does not report them. ``on_bus``: number of GPUs on the PCI bus."""
 
     on_bus: int
     states: NodeGpus | Missing
@@ -94,9 +94,9 @@ class GpuFacts:
     processes: Sequence[str] | Missing = NOT_REQUESTED
     """Processes of any user on the GPUs, as ``pid program``."""
     unwell: Sequence[str] = ()
-    """Error texts that nvidia-smi printed instead of values, for GPUs that do not respond."""
+    """Error texts that nvidia-smi printed instead of values, with the GPU, and the error of a query that hung."""
     hung: bool = False
-    """True if nvidia-smi did not respond in time."""
+    """True if nvidia-smi did not list the GPUs in time."""
     up_s: float | None = None
     """Seconds since the node booted."""
 
@@ -148,7 +148,7 @@ def up_seconds(source: FactSource) -> float | None:
 
 
 def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Output]:
-    """Return the GPUs from the most complete query that the driver supports, and the output of the query."""
+    """Return the GPUs from the most complete query that the driver supports, and the output of the last query."""
     output = Output("", "nvidia-smi was not called")
     for fields in QUERIES:
         output = source.ask(command(fields), LIMIT_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that interpreter, llmb, torch, driver and NCCL are compatible, in a separate process that loads them.
+"""Checks that interpreter, llmb, torch, driver and NCCL are compatible, as reported by a process of the interpreter.
 
 Also checks container runtimes, Enroot's folders, the scheduler, and the scheduler's state of this node.
 """
@@ -26,7 +26,7 @@ PROBE = Path(__file__).with_name("software_probe.py")
 NO_WORKING_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)\n"
 """Python code that replaces the option -P, for interpreters that may be too old for it."""
 LIMIT_S = 180.0
-"""Time limit in seconds, because loading torch from a file server takes minutes if many nodes do so concurrently."""
+"""Time limit in seconds: loading torch from a file server takes minutes if many nodes do so concurrently."""
 
 
 class SoftwareFacts(BaseModel):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes the software of the interpreter that runs this text, which may lack llmb or be old.
 
-It prints a JSON object per line: first the installed versions, then what torch reports after it is loaded.
+It prints a JSON object per line: the installed versions, then, if torch is installed, the facts that torch reports.
 """
 
 import ctypes

@@ -63,7 +63,7 @@ class Format:
     first_number: int = 0
     """The number of a run's first step, as printed."""
     mean_of_interval: bool = False
-    """True if the step time is the mean over a logged interval of steps; False if it is the logged step's alone."""
+    """True if the step time is the mean over a logged interval of steps, even if lines do not declare ``mean_of``."""
     resumed: re.Pattern[bytes] | None = None
     """Occurs before the first step of a run that resumes from a checkpoint."""
     step_marks: int = 1

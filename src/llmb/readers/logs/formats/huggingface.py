@@ -53,10 +53,10 @@ _MOST_PENDING = 10_000
 _DAMAGED = 1e9
 """Upper limit of the seconds of a run, and of its steps per second; larger values are considered damaged."""
 _ALIKE = 2.0
-"""Maximum ratio between two measurements of one training's step time, of which only one may include work before,
-between and after steps."""
+"""Maximum ratio between two measurements of one run's step time, of which only one may include work before, between
+and after steps."""
 _ALIKE_PACES = 1.25
-"""Maximum ratio between the paces of two parts of a training without a pause or a slow step."""
+"""Maximum ratio between the paces of two parts of a run without a pause or a slow step."""
 _ALIKE_RATES = 3.0
 """Maximum ratio between the bar's rate, in which the first step may count twice, and the rate by its clock."""
 
@@ -69,23 +69,23 @@ class _State(NamedTuple):
 
 
 class HuggingFaceReader:
-    """Follows the progress bar of the training. Output to a file is buffered, but bars are not: logged values may be
-    printed much later than their step's bar, even after the bars of the next training, or before all bars."""
+    """Follows the progress bar of training. Output to a file is buffered, but bars are not: logged values may be
+    printed much later than their step's bar, even after the bars of the next run, or before all bars."""
 
     def __init__(self) -> None:
         self.bar = _Bar()
         self.other: _Bar | None = None
-        """A bar of the same length that began during the previous one: of an evaluation, or of the next training."""
+        """A bar of the same length that began during the previous one: of an evaluation, or of the next run."""
         self.held: list[StepLine] = []
         """The steps of ``other``."""
         self.other_totals: set[int] = set()
-        """Lengths of bars that belong to an evaluation, or to another training."""
+        """Lengths of bars that belong to an evaluation, or to another run."""
         self.epochs: list[float] = []
-        """The first two epochs that the training logged."""
+        """The first two epochs that the run logged."""
         self.values = b""
         """The last logged values, unless they belong to a displayed step."""
         self.evaluations_s = 0.0
-        """The time of evaluations in this training, as logged."""
+        """The time of evaluations in this run, as logged."""
         self.whole: StepLine | None = None
         """The mean step of a run whose end was logged before any of its bars."""
 
@@ -122,7 +122,7 @@ class HuggingFaceReader:
             self.values = self.bar.log(self.values)
 
     def _conclude(self) -> Iterator[StepLine]:
-        """Yield the remaining steps. A bar without a sign of an evaluation belongs to a training."""
+        """Yield the remaining steps. A bar without a sign of an evaluation belongs to training."""
         if self.whole:
             yield self.whole
             self.whole = None
@@ -130,7 +130,7 @@ class HuggingFaceReader:
         yield from self.bar.release()
 
     def _adopt(self) -> Iterator[StepLine]:
-        """Use the other bar as the training's, unless it belonged to an evaluation; yield the steps of both."""
+        """Use the other bar as the bar of training, unless it belonged to an evaluation; yield the steps of both."""
         if self.other and not self.other.is_over:
             yield from self.bar.release()
             yield from self.held
@@ -188,7 +188,7 @@ class HuggingFaceReader:
             self.bar.pauses.see_end(seconds)
 
     def _see_end(self, text: bytes) -> Iterator[StepLine]:
-        """Read a training's last line; if no step was timed and the run did not resume, yield or keep its mean step."""
+        """Yield a run's last step at its last line; yield or keep its mean if none was timed and it did not resume."""
         runtime, rate, loss = _RUNTIME.search(text), _RATE.search(text), _TRAIN_LOSS.search(text)
         seconds, per_s = number_or_none(runtime and runtime[1]) or 0.0, number_or_none(rate and rate[1]) or 0.0
         epochs, self.epochs = self.epochs, []
@@ -219,7 +219,7 @@ class HuggingFaceReader:
                 self.whole = whole
 
     def _settle(self, runtime_s: float) -> Iterator[StepLine]:
-        """Choose which of two bars belongs to the training that ended, and add the logged values to it."""
+        """Choose which of two bars belongs to the run that ended, and add the logged values to it."""
         if self.other and not self.other.is_over:
             ended = [bar for bar in (self.bar, self.other) if bar.is_complete and not bar.is_ended]
             fitting = [bar for bar in ended if bar.clock_s <= 1.1 * runtime_s + 2 * _CLOCK_S]
@@ -229,7 +229,7 @@ class HuggingFaceReader:
         self.bar.is_ended = True
 
     def _check_bar(self, total: int, seconds: float, per_s: float) -> None:
-        """Raise UsageError if the bar may belong to another training than the one that ended; note other mismatches."""
+        """Raise UsageError if the bar may belong to another run than the one that ended; note other mismatches."""
         steps, error = seconds * per_s, _steps_error(seconds, per_s)
         if self.bar.done - self.bar.anchor - error <= steps <= total + error:
             return
@@ -260,7 +260,7 @@ class _Bar:
         self.timed = False
         """True if a step was timed."""
         self.is_ended = False
-        """True if the training logged its end."""
+        """True if the run logged its end."""
         self.is_over = False
         """True if this was the bar of a completed evaluation."""
         self.whole: StepLine | None = None
@@ -379,12 +379,12 @@ class _Bar:
 
 
 class _Pauses:
-    """The time of evaluations between two bars of a training, from the evaluations' own bars and their logged runtimes.
-    Unbuffered output has both; a runtime without a bar since the training's last bar is ignored."""
+    """The time of evaluations between two bars of training, from the evaluations' own bars and their logged runtimes.
+    Unbuffered output has both; a runtime without a bar since the last bar of training is ignored."""
 
     def __init__(self) -> None:
         self.sum_s = 0.0
-        """The time of evaluations since the last bar of the training."""
+        """The time of evaluations since the last bar of training."""
         self.clock_s = 0
         self.is_open = False
         """True while the bar of an evaluation is shown."""

@@ -164,7 +164,7 @@ class MegatronReader:
         )
 
     def _take_utilization(self, seconds: float) -> float | None:
-        """Remove and return the first waiting throughput with the iteration's time, or else the first one, if any."""
+        """Return the first waiting throughput with the iteration's time, else the first, if any; drop all up to it."""
         if not self.waiting:
             return None
         index = next((i for i, line in enumerate(self.waiting) if line.is_of(seconds)), 0)

@@ -31,7 +31,7 @@ class Nemo2Reader:
 
     def __init__(self) -> None:
         self.before: tuple[bytes, bytes] = b"", b""
-        """The fields of the two previous lines."""
+        """The two previous lines, without their beginnings."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         end = min(end, len(text))

@@ -45,7 +45,7 @@ _HEADER = re.compile(
 _SIZE = re.compile(rb"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=([1-9]\d{0,6})\b")
 MESH = b" device mesh with "
 _REPLICAS = "dp"
-"""Prefixes of the mesh dimensions that divide the tokens of a step."""
+"""Prefix of the mesh dimensions that divide the sequences of a step."""
 _VALIDATION = re.compile(rb"validate step: ")
 """The time of a validation is between two timestamps, but not included in ``tps``."""
 _BEGUN = re.compile(rb"(?<!validate )step: {1,9}\d{1,9}  loss: ")
