@@ -12,7 +12,7 @@ from llmb.catalogue.catalogue import Catalogue, layout_of
 from llmb.catalogue.layout_check import check_layout, rank_stages, stage_layers
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Dtype, Layout, Recipe, Unspecified, unspecified_text
-from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.catalogue.resolve import Overrides, Request, bridge_releases_of, gpu_types_of, releases_of, resolve
 from llmb.jobs.local_run import recipe_for
 from llmb.launch.site.site import Machine
 from llmb.runs.choices import Choices
@@ -352,3 +352,18 @@ def test_a_proxy_may_leave_the_ends_without_layers() -> None:
 def test_a_rank_has_every_pp_th_stage() -> None:
     layout = Layout(gpus=4, pp=4, vp=2, mbs=1, gbs=4, seq_len=128, layers=8)
     assert [rank_stages(layout, rank) for rank in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+def test_every_release_has_a_layout_for_a_gpu_type_or_names_the_releases_that_have(catalogue: Catalogue) -> None:
+    refused = 0
+    for name, workload in catalogue.workloads.items():
+        for size in dict.fromkeys(table.size for table in workload.layouts):
+            for gpu_type in gpu_types_of(workload, size):
+                for release in (*releases_of(workload, size), *bridge_releases_of(workload, size)):
+                    request = Request(workload=name, size=size, gpu_type=gpu_type, release=release)
+                    try:
+                        assert resolve(catalogue, request).release in (release, None)
+                    except UsageError as error:
+                        assert "has no layout" in str(error) and error.choices, request
+                        refused += 1
+    assert refused > 50

@@ -83,7 +83,8 @@ def test_recipes_models_gpus_and_figures_of_ones_own_are_used(llmb: Run, own: Pa
     assert document["expectations"][0]["step_time_s"] == 1.5
     assert document["recipe"]["gpu_type"] == "mine"
     assert "pretrain_mine" in llmb("list").stdout
-    assert "published s" in llmb("predict", *MINE[1:]).stdout
+    predicted = llmb("predict", *MINE[1:]).stdout
+    assert "published s" in predicted and "GPU figures from a file" in predicted
     checked = json.loads(llmb("config", "check", "--json").stdout)
     assert checked["catalogue"]["path"] == str(own)
     assert [one["file"] for one in checked["catalogue"]["files"]] == [

@@ -162,7 +162,7 @@ class Catalogue:
                 if path in own and label in records:
                     problem = f"the catalogue already has '{label}', in {package}: rename one of them"
                     raise CatalogueError([located(path, (index,), problem)])
-                records[label] = record
+                records[label] = _foreign(record) if path in own and isinstance(record, Gpu) else record
         return records
 
     @cached_property
@@ -172,7 +172,7 @@ class Catalogue:
         if self.hardware is not None:
             path = self.hardware
             own = read_file(path, HardwareFile, wrap="gpus", foreign=True).gpus
-            gpus |= {gpu.gpu_type: gpu.model_copy(update={"is_foreign": True}) for gpu in own}
+            gpus |= {gpu.gpu_type: _foreign(gpu) for gpu in own}
         if problems := [
             located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is not a GPU type")
             for number, gpu in enumerate(gpus.values())
@@ -284,6 +284,10 @@ class Catalogue:
 
     def _read_published(self, path: Path) -> "Published":
         return _read_published(path, self.documents, foreign=self.is_foreign(path))
+
+
+def _foreign(gpu: Gpu) -> Gpu:
+    return gpu.model_copy(update={"is_foreign": True})
 
 
 def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:

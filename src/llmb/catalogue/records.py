@@ -131,7 +131,7 @@ class Gpu(Record):
     borrows: tuple[str, ...] = ()
     """GPU types with published layouts that this type uses if a workload has none for it, the closest first."""
     is_foreign: bool = False
-    """True if a file of ``--hardware`` describes the type, so that no published step confirms its figures."""
+    """True if a file of ``--hardware`` or the user's catalogue describes the type: no published step confirms it."""
     nvlink_c2c: bool = False
     """True if NVLink also connects the GPU to its host's CPU."""
     sources: dict[str, str]

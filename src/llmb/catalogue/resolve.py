@@ -354,6 +354,10 @@ def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | N
         if not releases:
             raise UsageError(f"size {request.size} belongs to no release", do="omit --release")
         raise unknown("release", request.release, releases)
+    if not _choices(workload, request.size, gpu_type, request.release):
+        having = [each for each in releases if _choices(workload, request.size, gpu_type, each)]
+        what = f"release {request.release} has no layout of {request.workload} {request.size} for {gpu_type}"
+        raise UsageError(what, choices=having, do="pass another --release, or another --gpu-type")
     return request.release
 
 

@@ -206,7 +206,7 @@ class Choices(Record):
     ] = False
     deterministic: Annotated[
         bool,
-        _training(help="Use only algorithms that repeat results bit by bit on the same machine; they may be slower."),
+        _training(help="Use only algorithms that repeat results bit for bit on the same machine; they may be slower."),
     ] = False
     recompute: Annotated[Recompute, _training(help="Activation recomputation (activation checkpointing).")] = "none"
     compiled: Annotated[

@@ -122,15 +122,22 @@ def listen(address: str, port: int) -> socket.socket:
     """Listen on ``address``, or on all interfaces if this node does not have that address (network address translation)
     or if ``address`` is a name for loopback, as on Debian. Raise EnvironmentProblem if that fails."""
     try:
-        family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        if _is_loopback(str(host)) and not _is_loopback(address):
-            return _on_all(port)
-        return socket.create_server((str(host), port), family=family, backlog=BACKLOG)
+        return _listen(address, port)
     except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
-            return _on_all(port)
         what = f"rank 0 cannot listen at {address}, port {port}, where the ranks meet: {error.strerror or error}"
         raise EnvironmentProblem(what, do="if you set MASTER_ADDR or MASTER_PORT, change it; else retry") from error
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family, _, _, _, (host, *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    if _is_loopback(str(host)) and not _is_loopback(address):
+        return _on_all(port)
+    try:
+        return socket.create_server((str(host), port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return _on_all(port)
 
 
 def _on_all(port: int) -> socket.socket:

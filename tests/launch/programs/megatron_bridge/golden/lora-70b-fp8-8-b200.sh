@@ -76,8 +76,8 @@ cat >"$llmb_folder"/bind.py <<'llmb_bind_ends'
 """Binds a worker to CPU cores and to the memory of a NUMA node, then becomes the worker.
 
 Its arguments are the settings ``binding.cpu`` and ``binding.numa`` and the worker's command. With ``auto``, it binds as
-with ``local`` if the system reports the NUMA nodes of all GPUs, but memory of other nodes remains usable. It imports
-nothing from llmb, because the batch script contains its source text if the container does not have llmb.
+with ``local`` unless there is a ``reason_not_to_bind``, but memory of other nodes remains usable. It imports nothing
+from llmb, because the batch script contains its source text if the container does not have llmb.
 """
 
 import ctypes
@@ -214,7 +214,7 @@ def bind_memory(node: int, policy: int) -> str | None:
 
 
 def main(cpu: str, numa: str, *command: str) -> None:
-    """Bind this process to CPUs and memory, log this or why it is not bound, and execute the worker's command."""
+    """Bind this process to CPUs and memory, or log once per node why not, and execute the worker's command."""
     where, rank = os.environ.get("SLURMD_NODENAME") or platform.node(), os.environ["LOCAL_RANK"]
     policy = MPOL_PREFERRED if numa == "auto" else MPOL_BIND
     if numa == "auto":
