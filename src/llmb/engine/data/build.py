@@ -195,8 +195,8 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
         raise UsageError(
             f"the dataset of this run cannot be used:{itemized(problems)}",
             where=plan.dataset.path if plan.dataset else None,
-            do=f"prepare it with 'llmb prepare dataset {plan.recipe.workload} {plan.recipe.size} --force', or pass "
-            "another one with --dataset (after a checkpoint, the one that it was trained on); then start the run again",
+            do=f"prepare it again with 'llmb prepare dataset {plan.recipe.workload} {plan.recipe.size} --force' and "
+            "the same --source, or pass another with --dataset (after a checkpoint, that one); then run again",
         )
 
 

@@ -118,7 +118,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 
 
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
-    """Return the newest unfinished campaign with the jobs of ``campaign`` or, with ``resume``, also from its source.
+    """Return the newest unfinished campaign with the same jobs as ``campaign`` or, if ``resume``, from the same source.
 
     If there is none, return None or, with ``resume``, raise UsageError. Raise EnvironmentProblem for an unreadable one.
     """

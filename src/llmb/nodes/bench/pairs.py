@@ -354,7 +354,7 @@ def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
 
 
 def _blame(readings: Readings, state: Suspicion) -> None:
-    """While a node is slow, mark that with the largest fraction of bad pairs, and drop its pairs; then add evidence."""
+    """While any node is slow, mark that with the most bad pairs by share, and drop its pairs; then add evidence."""
     remaining = [pair for pair in state.pairs if not pair.has(state.slow)]
     while (worst := _worst(remaining, state.bad)) is not None:
         remaining = [pair for pair in remaining if not pair.has((worst,))]

@@ -240,7 +240,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:
-    """Return the job that checks ``node``, by default in its partition; raise UsageError for invalid options."""
+    """Return the job that checks ``node``: in the requested partition, or else the default one or the node's first."""
     flags = {name: value for name, value in terms.options.flags.items() if name not in OF_RUNS}
     base = folder.job(node)
     order = TaskOrder(
