@@ -323,7 +323,7 @@ def _read_models(path: Path, *, foreign: bool) -> Mapping[str, Model]:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    """Raise CatalogueError if ``name`` is reserved or not the file's name, by which files are found unread."""
+    """Raise CatalogueError if ``name`` is reserved or not the file's name, by which it is found without being read."""
     if name in (USER_WORKLOAD, FAMILY):
         problem = f"{key}: '{name}' is the name of a model that --model-config describes: choose another"
         raise CatalogueError([located(path, (key,), problem)])

@@ -108,8 +108,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads. Reject changes if the history cannot be written, as on a full
-    disk, or if there is none and the install root is missing or another user's.
+    """Open the history for a command that only reads. The store rejects changes if the history cannot be written, as
+    on a full disk, or if there is none and the install root is missing or another user's.
     """
     path = database_path(install)
     try:

@@ -14,7 +14,7 @@ from llmb.base.errors import RunFailed, UsageError, UserInterrupt
 from llmb.base.processes import Interrupted, started_program
 from llmb.base.secrets import without_secrets
 from llmb.launch.jobspec.job_options import Binding
-from llmb.launch.ranks import bind_words
+from llmb.launch.ranks import bind_words, how_it_ended
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 JOIN = "llmb.engine.join"
@@ -71,4 +71,5 @@ def join_run(rank: StartedRank, environ: Mapping[str, str]) -> None:
     except Interrupted as signal:
         raise UserInterrupt(f"rank {rank.rank} was ended by {signal}") from signal
     if code:
-        raise RunFailed(f"rank {rank.rank} of {rank.world_size} ended with exit code {code}", do="see rank 0's output")
+        what = f"rank {rank.rank} of {rank.world_size} {how_it_ended(code)}"
+        raise RunFailed(what, do="see the output above, and rank 0's")

@@ -262,8 +262,8 @@ class Choices(Record):
     capacity_factor: Annotated[
         float | None,
         _training(
-            help="Capacity of an expert, relative to an equal share of a rank's tokens. Excess tokens with the lowest "
-            "scores are dropped; free rows are padded. 0: no token is dropped. Default: that of the recipe.",
+            help="Capacity of an expert, relative to its equal share of a rank's tokens x top-k. Excess tokens with "
+            "the lowest scores are dropped; free rows are padded. 0: no token is dropped. Default: that of the recipe.",
             minimum=0,
         ),
     ] = None

@@ -75,7 +75,7 @@ def migrate(file: SettingsFile) -> Path:
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
         if backup.exists() and backup.read_bytes() != file.path.read_bytes():
-            raise UsageError("a copy of another file already exists", where=str(backup), do="rename that file first")
+            raise UsageError("a backup with other content already exists", where=str(backup), do="rename it first")
         if not backup.exists():
             shutil.copy2(file.path, backup)
         backup.chmod(0o600)

@@ -227,7 +227,7 @@ def _cpu_binding(text: str | None) -> CpuBinding | None:
 
 
 def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the flags from options and ``--slurm-arg``, which override variables of the shell. Raises UsageError if a
+    """Return the flags set by the shell's variables, overridden by options and ``--slurm-arg``. Raises UsageError if a
     flag is invalid, or an option and --slurm-arg set it to different values."""
     rest = parse_flags(others, "--slurm-arg")
     twice = [name for name in rest if name in job and rest[name] != job[name]]
