@@ -117,7 +117,7 @@ def test_variables_of_runs_are_named_and_not_taken(call: Callable[..., Result]) 
     ("arguments", "environ", "words"),
     [
         ((LORA, "--skip-dataset", "--skip-checkpoint"), {}, "both the dataset and the checkpoint are skipped"),
-        (("pretrain_llama3.1_8b",), {}, "is not fine-tuning"),
+        (("pretrain_llama3.1_8b",), {}, "does not fine-tune"),
         ((LORA,), {"SKIP_DATASET_DOWNLOAD": "perhaps"}, "SKIP_DATASET_DOWNLOAD is 'perhaps'; it must be true or false"),
         ((LORA,), {"TIME_LIMIT": "later"}, "TIME_LIMIT is 'later'"),
         ((), {}, "the workload is not specified"),

@@ -120,7 +120,7 @@ class Request:
         int | None,
         Option(
             flags=("-n", "--gpus", "--scale"),
-            help="Number of GPUs, or of processes on a CPU. Default: detected by 'run'; else the recipe's smallest.",
+            help="Number of GPUs, or processes on a CPU. Default: detected (run, accept), else the recipe's smallest.",
             minimum=1,
         ),
     ] = None
@@ -187,12 +187,11 @@ def resolve(
     dtypes: list[str] = list(dict.fromkeys(chain.from_iterable(choice.table.dtypes for choice in choices)))
     dtype = _dtype(dtypes, choices, request, gpu_type)
     choices = [choice for choice in choices if dtype in choice.table.dtypes]
-    pick = _pick_row(workload, choices, request, release)
+    pick = _pick_row(workload, choices, replace(request, gpu_type=gpu_type), release)
     recipe = _recipe(catalogue, workload, request, gpu_type, dtype, pick)
     if check and (problems := check_layout(recipe.model, recipe.layout)):
         raise layout_error(problems)
     rows = sorted((row for choice in choices for row in choice.table.rows), key=by_size)
-    # A description of the valid scales above the largest row.
     largest = max((choice.table.rows[-1].gpus, choice.table.above_largest) for choice in choices)
     above = {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
     possible = {
@@ -272,7 +271,7 @@ def source_of(catalogue: Catalogue, workload: str, size: str) -> Source:
     sources = find_workload(catalogue, workload).sources
     if size not in sources:
         fine_tuning = [name for name, item in catalogue.workloads.items() if item.sources]
-        what = f"{workload} {size} is not fine-tuning: it needs no prepared weights or data"
+        what = f"{workload} {size} does not fine-tune, so it needs no prepared weights or data"
         raise UsageError(what, choices=fine_tuning, do="pass one of these with --workload")
     return sources[size]
 
@@ -439,14 +438,10 @@ def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
 def _scale_error(
     workload: WorkloadFile, request: Request, release: str | None, scale: int, itemized: Sequence[LayoutRow], above: str
 ) -> UsageError:
-    others = {
-        table.release: table
-        for table in workload.layouts
-        if table.size == request.size and table.release not in (None, release)
-    }
-    elsewhere = [name for name, table in others.items() if _has(table, scale)]
-    custom = "pass --gbs, too, for a custom layout" if scale <= MOST_GPUS else "pass one of these with --scale"
-    advice = f"add --release {elsewhere[0]}" if elsewhere else custom
+    others = [*reversed(releases_of(workload, request.size)), *reversed(bridge_releases_of(workload, request.size))]
+    elsewhere = [name for name in others if name != release and _has(workload, request, name, scale)]
+    custom = ", or --gbs and sizes that fit for a custom layout" if scale <= MOST_GPUS else ""
+    advice = f"pass --release {elsewhere[0]}" if elsewhere else f"pass one of these with --scale{custom}"
     doubled = [f"doublings of {max(row.gpus for row in itemized)}"] if above == "double" else []
     choices = [*(scale_name(row) for row in sorted(itemized, key=by_size)), *doubled]
     if scale < 1:
@@ -456,8 +451,12 @@ def _scale_error(
     return UsageError(what, choices=choices, do=advice)
 
 
-def _has(table: LayoutTable, scale: int) -> bool:
-    return scale in (row.gpus for row in table.rows) or _by_batch_rule([_Choice(table, None)], scale) is not None
+def _has(workload: WorkloadFile, request: Request, release: str, scale: int) -> bool:
+    choices = _choices(workload, request.size, str(request.gpu_type), release)
+    fitting = [each for each in choices if request.dtype in (None, *each.table.dtypes)]
+    rows = [row for each in fitting for row in each.table.rows if row.gpus == scale]
+    rows += [pick.row] if (pick := _by_batch_rule(fitting, scale)) else []
+    return any(scale % (row.tp * row.pp * row.cp) == 0 for row in rows)
 
 
 def _recipe(

@@ -59,8 +59,8 @@ def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented:
             return Window(first=first_step, last=last_step, rule=rule)
     first, last, *_ = _literal(rule)
     if first < first_step or last > last_step:
-        numbered = f"{first_step}-{last_step}"
-        raise _bad_window(f"window {rule} is outside the run, whose {total_steps} steps are numbered {numbered}")
+        steps = f"{first_step}-{last_step}"
+        raise _bad_window(f"window {rule} is outside the run, whose {total_steps} steps are numbered {steps}", steps)
     return Window(first=first, last=last, rule=rule)
 
 
@@ -69,5 +69,6 @@ def rule_of_document(rule: str, documented: str | None) -> str:
     return LAST if rule == DEFAULT_RULE and documented == LAST else rule
 
 
-def _bad_window(what: str) -> UsageError:
-    return UsageError(what, choices=WINDOW_RULES, do="pass the first and the last step, numbered from 0, such as 35-44")
+def _bad_window(what: str, example: str = "35-44") -> UsageError:
+    do = f"pass the first and the last step, numbered from 0, such as {example}, or another of these"
+    return UsageError(what, choices=WINDOW_RULES, do=do)

@@ -104,7 +104,8 @@ OF_RUNS = frozenset(("retries", "start", "segment", "signal_before"))
 OPTION_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "nodes": {"help": "Nodes of the job. Default: 1.", "basic": True},
     "time_limit": {
-        "help": f"Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: from settings, else {TIME_LIMIT_MIN} minutes."
+        "help": "Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: from settings, else "
+        f"{TIME_LIMIT_MIN} minutes, or for --pairwise what it needs at most."
     },
     "gpus_per_node": {"help": "GPUs per node, or processes on a CPU. Default: from settings, else the GPU type's."},
     "exclude": {"basic": True},
@@ -127,7 +128,9 @@ class Placed:
 
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", min=1, help="Processes per node. Default: 1 per GPU; 1 per CPU core (collectives: 4)."),
+        typer.Option(
+            "--ranks", min=1, help="Processes per node. Default: 1 per GPU; here on CPUs, 1 per core (collectives: 4)."
+        ),
     ] = None
     device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False

@@ -58,7 +58,7 @@ def show(
     workload: Annotated[
         str | None,
         typer.Option(
-            "-w", "--workload", help="Also show this workload's variables.", autocompletion=COMPLETIONS["workload"]
+            "-w", "--workload", help="Also show this workload's settings.", autocompletion=COMPLETIONS["workload"]
         ),
     ] = None,
     size: Annotated[

@@ -307,10 +307,8 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
         part = f"partition {several.partition}" if several.partition else "the cluster"
-        do = (
-            f"{'see the reasons above and in ' if states else 'see '}'sinfo -R', or pass --nodes or another --partition"
-        )
-        raise UsageError(f"no node of {part} accepts jobs", do=do)
+        seen = "see the reasons above and in" if states else "see"
+        raise UsageError(f"no node of {part} accepts jobs", do=f"{seen} 'sinfo -R', or pass --nodes or --partition")
     return usable
 
 

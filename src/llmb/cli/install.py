@@ -122,7 +122,8 @@ def install(
     ] = False,
     remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation; keep results.")] = False,
     with_results: Annotated[
-        bool, typer.Option("--with-results", help="With --remove: also remove results, data and the history.")
+        bool,
+        typer.Option("--with-results", help="With --remove: also its workloads' results and data, and the history."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps without running them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for answers or confirmation.")] = False,

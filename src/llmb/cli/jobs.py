@@ -92,7 +92,7 @@ JobId = Annotated[
     typer.Argument(
         metavar="ID",
         autocompletion=complete_run,
-        help="Id of the job or the run, beginning of the run folder's name, or 'latest'; for 'show', also a label.",
+        help="Id of the job, beginning of the run's id or folder name, or 'latest'; for 'show', also a label.",
     ),
 ]
 JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="Ids of jobs or runs.")]

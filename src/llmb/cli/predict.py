@@ -98,7 +98,7 @@ Software = Annotated[
     typer.Option(
         "--software",
         help="Software that determines overlap and fusion: 'documents' (NeMo), 'megatron-bridge', 'llmb', "
-        "'torchtitan', or 'plain', which has neither. Default: that of the recipe's document.",
+        "'torchtitan', or 'plain', which has neither. Default: 'megatron-bridge' for its releases, else 'documents'.",
     ),
 ]
 AtScales = Annotated[

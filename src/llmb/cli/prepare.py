@@ -262,7 +262,7 @@ def image(
     runtime: Runtime = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--folder", help="Shared folder. Default: from cluster_config.yaml, else images in LLMB_INSTALL."),
+        typer.Option("--folder", help="Shared folder. Default: from the settings, else images in the install root."),
     ] = None,
     architecture: Annotated[
         str | None,

@@ -149,7 +149,7 @@ def run(
     if len(asked) * several.repeats > 1:
         if started:
             what = f"{started.world_size} ranks were started for one run, but these options select several"
-            raise UsageError(what, do="pass one value per option, and start the ranks once per run")
+            raise UsageError(what, do="pass one value per option, without --repeats; start the ranks once per run")
         locals_ = [plan_here(catalogue, one, own, os.environ, install, alone, framework) for one, own, alone in asked]
         repeats = [several.repeats] * len(asked)
         run_or_print(locals_, repeats, dry_run=several.dry_run, start_new=several.start_new, json=json)

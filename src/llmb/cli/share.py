@@ -94,7 +94,7 @@ def report(
     """
     form = format_of(chosen, output)
     if show and form == "md":
-        raise UsageError("--open requires a page or a plot, not Markdown", do="omit --format md")
+        raise UsageError("--open requires a page or a plot, not Markdown", do="omit --open, or choose another format")
     if (plot is None) == (form in ("svg", "png")):
         raise UsageError("--plot and --format svg or png require each other", do="pass both or neither")
     found, content = report_on(runs, against, install_here(), say, form, plot or "", stated, full=full)

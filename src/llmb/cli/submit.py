@@ -315,7 +315,7 @@ def launch(
     ctx: typer.Context,
     size: Annotated[
         str | None,
-        typer.Option("-s", "--model-size", "--size", help="Model size. Default: $MODEL_SIZE, else the only one."),
+        typer.Option("-s", "--model-size", "--size", help="Default: $MODEL_SIZE, else the only documented size."),
     ] = None,
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.

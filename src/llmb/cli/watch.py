@@ -111,7 +111,7 @@ def watch(
         typer.Argument(
             metavar="[RUN]",
             autocompletion=complete_run,
-            help="Id of a run or a job, label, beginning of a run folder's name, folder, or 'latest'. Default: the "
+            help="Id of a job, beginning of a run's id or folder name, label, folder, or 'latest'. Default: the "
             "newest run that is running, else the newest that is queued.",
         ),
     ] = None,

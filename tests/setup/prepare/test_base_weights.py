@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_not_taken_for_prepared(root: Path, folders: Pre
     ("arguments", "said"),
     [
         (("-w", "finetune_llama4-maverick", "-s", "tiny"), "llmb/llama4-maverick-tiny is not on the Hugging Face hub"),
-        (("-w", "pretrain_llama3.1", "-s", "tiny"), "pretrain_llama3.1 tiny is not fine-tuning"),
+        (("-w", "pretrain_llama3.1", "-s", "tiny"), "pretrain_llama3.1 tiny does not fine-tune"),
         ((*TINY, "--max-file-size", "0"), "'0' is not a size"),
     ],
 )

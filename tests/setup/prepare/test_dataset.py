@@ -349,6 +349,6 @@ def test_sequence_lengths_are_those_of_all_recipes_of_the_size() -> None:
 
 def test_a_workload_that_is_no_fine_tuning_is_refused(tmp_path: Path) -> None:
     request = DatasetRequest(workload="pretrain_llama3.1", size="tiny")
-    with pytest.raises(UsageError, match="is not fine-tuning") as error:
+    with pytest.raises(UsageError, match="does not fine-tune") as error:
         prepare_dataset(Catalogue(), request, prepared_folders(tmp_path, "a"), lambda *_: None, lambda _: None)
     assert WORKLOAD in error.value.choices

@@ -129,7 +129,7 @@ def test_a_workload_is_named_in_one_word_and_has_something_to_download(hub: Fake
     assert (data["name"], data["needed_for"]) == (SQUAD, ["data of finetune_llama3 tiny"])
     done = CliRunner().invoke(app, ["access", "-w", "pretrain_llama3.1"])
     assert isinstance(done.exception, UsageError)
-    assert "is not fine-tuning: it needs no prepared weights or data" in done.exception.what
+    assert "does not fine-tune, so it needs no prepared weights or data" in done.exception.what
 
 
 def test_nobody_is_asked_without_a_terminal(hub: FakeHub) -> None:

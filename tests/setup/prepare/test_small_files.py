@@ -96,5 +96,5 @@ def test_other_sizes_and_an_existing_folder_are_refused(small: Path, tmp_path: P
         write_small_files(Catalogue(), WORKLOADS[0], "70b", tmp_path / "a")
     with pytest.raises(UsageError, match="already exists"):
         write_small_files(Catalogue(), WORKLOADS[0], "tiny", small)
-    with pytest.raises(UsageError, match="is not fine-tuning"):
+    with pytest.raises(UsageError, match="does not fine-tune"):
         write_small_files(Catalogue(), "pretrain_llama3.1", "tiny", tmp_path / "a")

@@ -159,8 +159,9 @@ class SlurmChoices(Record):
     numa_binding: Annotated[
         NumaBinding | None,
         _option(
-            help="local: bind workers to their GPUs' NUMA nodes; auto: if known, for several GPUs. "
-            "Default: from the settings, else auto."
+            help="local: restrict workers to the cores and memory of their GPUs' NUMA nodes; auto: bind them to these "
+            "cores and prefer this memory, if a node has several GPU workers, their NUMA nodes are known and "
+            "--cpu-binding is none. Default: from the settings, else auto."
         ),
     ] = None
 
