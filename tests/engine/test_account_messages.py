@@ -78,6 +78,19 @@ def test_fused_operators_send_the_same_messages_and_need_a_workspace() -> None:
     assert flops == account.flops_by_kind["bf16"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_programs")
+def test_halves_send_the_same_bytes_to_experts() -> None:
+    whole = planned(*LAYOUTS["EP"])
+    halves = whole.model_copy(update={"communication": "halves"})
+    account, expected = (count_rank(AccountJob(plan=plan, rank=0)) for plan in (halves, whole))
+    messages, flops = predicted_work(halves)
+    assert messages == pytest.approx(counted(account.collectives, halves.recipe.layout), rel=UNPREDICTED)
+    assert flops == pytest.approx(account.flops_by_kind["bf16"], rel=UNPREDICTED)
+    assert account.flops_by_kind == expected.flops_by_kind
+    assert account.peak_bytes == pytest.approx(expected.peak_bytes, rel=UNPREDICTED)
+
+
 @pytest.mark.usefixtures("forked_programs")
 @pytest.mark.parametrize(
     "seed",

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,16 @@ def test_known_traffic_gives_the_same_results_without_asking(
     routing: str, tmp_path: Path, run_ranks: Callable[..., list[str]]
 ) -> None:
     found = json.loads(run_ranks(WORKER, 4, tmp_path, routing)[0])
-    assert found["same"]
-    asked, known = found["collectives"]
-    assert known == asked - 2
+    assert all(found["same"])
+    for asked, known in [*pairwise(found["collectives"])][::2]:
+        assert known == asked - 2
     # Those of the shared expert while outputs come back, and of its gradients, but that of its input, while theirs do.
     assert found["beside"][:2] == [[0, 0, 0, 3], [4, 0, 0, 0]]
     # The first two while rows are sent.
     assert found["beside"][2:] == [[2, 0, 0, 1], [2, 0, 0, 2]]
+    if routing == "balanced":
+        # Rows of one half arrive while those of the other are multiplied, and outputs return; then gradients.
+        assert found["halves"] == [[0, 2, 0, 0, 2, 0, 0, 0], [0, 4, 0, 0, 4, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("rank", range(8))

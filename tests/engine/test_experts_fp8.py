@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from llmb.engine.model.moe import Experts
+from llmb.engine.model.moe import Experts, Sent
 from llmb.engine.precision import experts as expert_products
 from llmb.engine.precision.apply import layers_of
 from llmb.engine.precision.experts import fp8_stacks, fused_fp8_products
@@ -39,15 +39,44 @@ def experts_of(counts: list[int], dtype: ProductDtype = "fp32") -> tuple[Experts
     return experts, scales
 
 
-def passes(experts: Experts, scales: Scales, counts: list[int], run: Any = None) -> list[Tensor]:
-    """The output, all gradients, and the largest values."""
+def passes(
+    experts: Experts, scales: Scales, counts: list[int], run: Any = None, halves: list[list[int]] | None = None
+) -> list[Tensor]:
+    """The output, all gradients, and the largest values. halves: the rows of each expert in each half."""
     generator = torch.Generator().manual_seed(1)
     rows, gradient = (torch.randn(sum(counts), 32, generator=generator).bfloat16() for _ in range(2))
     rows.requires_grad_()
-    output = (run or experts)(rows, torch.tensor(counts))
-    output.backward(gradient)
+    sizes = halves or [counts]
+    order = torch.cat([part for half in split_by(rows, counts, sizes) for part in half])
+    parts = zip(order.split([sum(half) for half in sizes]), sizes, strict=True)
+    outputs = (run or experts)([Sent(part, torch.tensor(half), None) for part, half in parts])
+    output = torch.cat(outputs)
+    output.backward(torch.cat([part for half in split_by(gradient, counts, sizes) for part in half]))
     assert rows.grad is not None
     return [output, rows.grad, *(parameter.grad for parameter in experts.parameters()), scales.amax]  # type: ignore[list-item]
+
+
+def split_by(rows: Tensor, counts: list[int], halves: list[list[int]]) -> list[list[Tensor]]:
+    """The rows of each expert, by half."""
+    by_expert = [each.split(sizes) for each, sizes in zip(rows.split(counts), zip(*halves, strict=True), strict=True)]
+    return [[parts[half] for parts in by_expert] for half in range(len(halves))]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_halves_have_the_gradients_and_the_largest_values_of_the_whole(fused: bool) -> None:
+    counts, halves = COUNTS[2], [[4, 1, 7], [3, 7, 2]]
+    found = []
+    for parts in (None, halves):
+        experts, scales = experts_of(counts)
+        if fused:
+            experts.products = fused_fp8_products
+        found.append(passes(experts, scales, counts, halves=parts))
+    (_, by_rows, *whole, amax), (_, by_halves, *summed, largest) = found
+    assert torch.equal(largest, amax)
+    assert (amax[:, [0, 2]] > 0).all()
+    assert torch.equal(by_halves, by_rows)
+    for one, other in zip(summed, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * other.abs().max().item())
 
 
 @pytest.mark.parametrize("counts", COUNTS)

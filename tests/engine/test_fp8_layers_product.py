@@ -130,7 +130,7 @@ def test_experts_and_their_gradients(keeps: bool, product_dtype: ProductDtype, c
         stack.keep_weight()
     rows = torch.randn(sum(counts), 24, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(sum(counts), 32, dtype=torch.bfloat16)
-    output = stack(rows, counts)
+    output = stack(rows, counts, 0)
     output.backward(gradient)
     w = stands_for(experts.down_proj.detach(), WEIGHT, where.scale)
     assert experts.down_proj.grad is not None

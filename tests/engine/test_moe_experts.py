@@ -120,8 +120,9 @@ def test_tokens_beyond_the_capacity_are_dropped_as_in_megatron(
     weights = [layer.router.weight, layer.experts.gate_up_proj, layer.experts.down_proj]
 
     expected, dropped = megatron_moe.routed(hidden[0], *weights, top_k, factor, sigmoid=kind == "sigmoid-scaled-inputs")
-    routed = layer.dispatch(hidden)
-    found = layer.combine(routed, layer.run_experts(layer.send(routed)), None)
+    parts = layer.dispatch(hidden)
+    (routed,) = parts
+    found = layer.combine(parts, layer.run_experts(layer.send(parts)), None)
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
     given_back = torch.randn_like(expected)
     gradients = torch.autograd.grad(found[0], [hidden, *weights], given_back)
@@ -129,7 +130,7 @@ def test_tokens_beyond_the_capacity_are_dropped_as_in_megatron(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
     capacity = megatron_moe.capacity_of(tokens, top_k, experts, factor)
-    assert routed.counts.tolist() == [capacity] * experts == layer.host_counts(len(routed.rows))
+    assert routed.counts.tolist() == [capacity] * experts == layer.host_counts(len(routed.rows), 0)
     assert (routed.places == len(routed.rows)).sum() == dropped
     padding = routed.order == tokens * top_k
     assert padding.sum() == experts * capacity - (tokens * top_k - dropped)

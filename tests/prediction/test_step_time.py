@@ -85,6 +85,28 @@ def test_the_page_has_the_exposed_messages_of_a_layer(row: str, size: str, scale
     assert int(cells[1].split()[0]) <= 1.2 * documents
 
 
+@pytest.mark.parametrize(
+    ("row", "workload", "size", "scale"),
+    [
+        ("Qwen3 30b bf16, 16 GPUs", "pretrain_qwen3", "30b", 16),
+        ("Mixtral 8x7b bf16, 64 GPUs", "pretrain_mixtral", "8x7b", 64),
+    ],
+)
+def test_halves_expose_half_of_the_messages_of_experts(row: str, workload: str, size: str, scale: int) -> None:
+    rates, cells, steps = rates_of(CATALOGUE.rates, "llmb"), [], []
+    for way in ("overlapped", "halves"):
+        plan = planned(size, scale, workload=workload, choices=Choices(communication=way))
+        step, layout = nominal_step(plan, H100, rates), plan.recipe.layout
+        (kind,) = RankWork(plan, None).examples
+        sent = [each for part in RankWork(plan, None).layer(kind) for each in part.messages if each.group == "ep"]
+        exposed_mb = sum(each.number * each.size for each in sent if not each.beside) / 1e6
+        delay_ms = 1e3 * step.terms(rates)["messages of experts"] / layout.ga / (layout.layers / layout.pp)
+        cells.append(f" {exposed_mb:.0f} MB, {delay_ms:.1f} ms ")
+        steps.append(step.seconds(rates))
+    line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {row}, EP |"))
+    assert line.split("|")[2:5] == [*cells, f" {100 * (steps[1] / steps[0] - 1):+.0f} % "]
+
+
 def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() -> None:
     assert filled(132, 128 * 132, 256) == 1
     assert filled(132, 128 * 133, 256) == pytest.approx(2 * 132 / 133)

@@ -73,11 +73,25 @@ def test_the_code_of_a_run_follows_from_its_plan(tiny_plan: Callable[..., Engine
     assert true_of(**in_fp8) == sharded | {"fuses_casts", "gathers_fp8_gradients"}
     experts = {"workload": "finetune_llama4-maverick", "scale": 2, "overrides": {"ep": 2}}
     assert true_of(**experts) - true_of(**experts, communication="plain") == {"overlaps_dispatch"}
+    in_halves = true_of(**experts, communication="halves", capacity_factor=0.0)
+    assert in_halves - true_of(**experts) == {"halves_dispatch"}
     assert true_of(**in_fp8, communication="plain") == sharded | {"fuses_casts"}
     fused = tiny_plan(**in_fp8).model_copy(update={"communication": "fused"})
     assert fused.compute_path.fuses_tp
     tokens, hidden = fused.recipe.layout.mbs * fused.recipe.layout.seq_len, fused.recipe.model.hidden_size
     assert (fused.fused_workspace_bytes, tiny_plan(**in_fp8).fused_workspace_bytes) == (2 * tokens * hidden, 0)
+
+
+def test_halves_need_experts_on_several_ranks_that_drop_no_token(tiny_plan: Callable[..., EnginePlan]) -> None:
+    sizes, halves = {"workload": "finetune_llama4-maverick", "scale": 2}, "--communication halves needs "
+    both = Choices(communication="halves")
+    with pytest.raises(UsageError, match=f"{halves}a model with experts and EP above 1; omit it"):
+        make_plan(tiny_plan(scale=2).recipe, both, device="cpu")
+    with pytest.raises(UsageError, match=f"{halves}--capacity-factor 0; omit it"):
+        make_plan(tiny_plan(**sizes, overrides={"ep": 2}).recipe, both, device="cpu")
+    odd = tiny_plan(**sizes, overrides={"ep": 2, "seq_len": 33}).recipe
+    with pytest.raises(UsageError, match=f"{halves}an even number of tokens per rank; omit it"):
+        make_plan(odd, both, device="cpu")
 
 
 def test_fused_products_need_several_gpus_of_a_layer(tiny_plan: Callable[..., EnginePlan]) -> None:

@@ -75,9 +75,12 @@ def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: 
     return started
 
 
-def finish_all_to_all(started: Tensor) -> Tensor:
-    """Return the exchanged rows, once all have arrived."""
-    exchanged: Tensor = _FinishAllToAll.apply(started, started.grad_fn)
+def finish_all_to_all(started: Tensor, start: object = None) -> Tensor:
+    """Return the exchanged rows, once all have arrived.
+
+    start: the ``grad_fn`` of the result of ``start_all_to_all``, if hooks have replaced it, as FSDP does for inputs.
+    """
+    exchanged: Tensor = _FinishAllToAll.apply(started, start or started.grad_fn)
     return exchanged
 
 

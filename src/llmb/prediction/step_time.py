@@ -325,7 +325,9 @@ class _Step:
         groups = self._by_group(work.messages)
         _add(found, self._delays("tp_fp8" if precision != "bf16" else "tp", groups["tp"], products))
         _add(found, self._delays("cp", groups["cp"], attention * self.rates["attention"]))
-        _add(found, self._delays("ep", groups["ep"], priced(found, self.rates) * self.rates["ep_hidden"]))
+        beside = sum(self.links.travel(each) for each in groups["ep"] if each.beside)
+        hides = min(beside, found.get("experts", 0.0) * self.rates["experts"])
+        _add(found, self._delays("ep", groups["ep"], hides + priced(found, self.rates) * self.rates["ep_hidden"]))
         return {name: each for name, each in found.items() if each}
 
     def _by_group(self, messages: Iterable[Messages]) -> Mapping[str, list[Messages]]:

@@ -129,6 +129,7 @@ class RankWork:
         self.copies = plan.recipe.model.moe.top_k if plan.recipe.model.moe and joins_copies else 0
         self.gathers_casts = gathers_casts and plan.compute_path.gathers_fp8_gradients
         self.fuses = gathers_casts and plan.compute_path.fuses_tp
+        self.parts = 2 if plan.compute_path.halves_dispatch else 1
         self.model, self.layout = plan.recipe.model, plan.recipe.layout
         self.sizes = Sizes(plan)
         self.trained = plan.lora is None
@@ -183,7 +184,7 @@ class RankWork:
         again = int(self.again)
         forward = PassWork(
             {precision: ahead}, experts_ahead, attention, written_ahead, moved_ahead, routed, cast,
-            kind.casts / 2, kind.experts / 2, messages_ahead,
+            kind.casts / 2, self.parts * kind.experts / 2, messages_ahead,
         )  # fmt: skip
         backward = PassWork(
             {precision: back + again * ahead},
@@ -194,14 +195,16 @@ class RankWork:
             routed * (1 + again),
             cast,
             kind.casts / 2,
-            kind.experts / 2,
+            self.parts * kind.experts / 2,
             (*messages_ahead, *messages_back) if self.again else messages_back,
         )
         return forward, backward
 
     def _shapes(self, kind: LayerKind) -> Iterator[Product]:
         factor = self.plan.capacity_factor
-        return block_products(self.model, self.layout, experts=kind.experts, capacity_factor=factor)
+        for each in block_products(self.model, self.layout, experts=kind.experts, capacity_factor=factor):
+            parts = self.parts if each.name.startswith("expert_") else 1
+            yield each._replace(rows=ceil(each.rows / parts), together=each.together * parts)
 
     def _passes(self, product: Product, precision: str) -> tuple[float, ...]:
         """Return the FLOPs of each pass of a product; weight gradients only if weights are trained."""
@@ -323,7 +326,10 @@ class RankWork:
         sizes, layout = self.sizes, self.layout
         rows = BF16 * sizes.hidden * sizes.expert_rows()
         if layout.ep > 1:
-            yield Messages("all_to_all", "ep", 2, rows / layout.etp, copies=self.copies)
+            # One half's rows arrive, and the other's outputs return, while experts process the other half.
+            for beside in (False, True)[: self.parts]:
+                size = rows / layout.etp / self.parts
+                yield Messages("all_to_all", "ep", 2, size, beside=beside, copies=self.copies)
         if layout.etp > 1:
             yield Messages("all_to_all", "etp", 2, float(rows))
 

@@ -16,7 +16,7 @@ from llmb.runs.profiling import Profiling
 
 DpSharding = Literal["full", "optimizer", "none"]
 GradientSync = Literal["step", "micro-batch"]
-Communication = Literal["plain", "overlapped", "fused"]
+Communication = Literal["plain", "overlapped", "fused", "halves"]
 _option = partial(Option, panel="Parallelism")
 
 
@@ -239,7 +239,8 @@ class Choices(Record):
             help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before it gathers them, and begins"
             " the shared expert while it sends tokens to experts; 'plain' does both later. The numbers are the same."
             " 'fused', for TP within a host, also sends parts of a sequence while it multiplies others, with torch's"
-            " fused operators in symmetric memory; it is experimental and not measured."
+            " fused operators in symmetric memory; 'halves', for EP, also sends half of a micro-batch's tokens while"
+            " experts process the other half, which rounds sums differently. Neither has been measured."
         ),
     ] = "overlapped"
     free_sms: Annotated[
@@ -418,7 +419,7 @@ class Choices(Record):
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; omit it, or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout)
         yield from self._fp8_problems(recipe)
-        yield from self._fusion_problems(recipe, device, resumed or recipe.lora)
+        yield from self._communication_problems(recipe, device, resumed or recipe.lora)
         yield from self._lora_problems(recipe, resumed)
         yield from self._pretend_problems(recipe)
 
@@ -471,15 +472,22 @@ class Choices(Record):
         if self.emulate_fp8:
             yield f"--emulate-fp8 is set, but the run computes in {recipe.dtype}; add --dtype fp8"
 
-    def _fusion_problems(self, recipe: Recipe, device: Device, lora: Lora | None) -> Iterator[str]:
-        needs = {
+    def _communication_problems(self, recipe: Recipe, device: Device, lora: Lora | None) -> Iterator[str]:
+        layout, way = recipe.layout, self.communication
+        fused = {
             "GPUs": device == "cuda",
-            "TP above 1 with sequence parallelism": recipe.layout.sequence_shards > 1,
+            "TP above 1 with sequence parallelism": layout.sequence_shards > 1,
             "a run without adapters": lora is None,
             "all ranks, not one alone": recipe.pretended_rank is None,
         }
-        for what in (what for what, is_met in needs.items() if not is_met and self.communication == "fused"):
-            yield f"--communication fused needs {what}; omit it"
+        halves = {
+            "a model with experts and EP above 1": layout.ep > 1,
+            "--capacity-factor 0": self.capacity_factor_of(recipe) is None,
+            "an even number of tokens per rank": layout.mbs * layout.seq_len // layout.cp // layout.tp % 2 == 0,
+        }
+        needs = {"fused": fused, "halves": halves}.get(way, {})
+        for what in (what for what, is_met in needs.items() if not is_met):
+            yield f"--communication {way} needs {what}; omit it"
 
     def _lora_problems(self, recipe: Recipe, resumed: Lora | None) -> Iterator[str]:
         changes = self.lora_changes()

@@ -311,13 +311,15 @@ def _run_in_fake_mode() -> None:
             pending.values = values
             return read(self, pending)
 
-    def balance(experts: Any, places: Tensor, rows: Tensor) -> Any:
+    def balance(experts: Any, places: Tensor, parts: Any) -> Any:
         """The host computes it once, from numbers."""
         with unset_fake_temporarily():
-            found = plan(experts, places, torch.empty(len(rows)))
-        tensors = {name: getattr(found, name) for name in ("order", "back", "counts")}
-        copies = {name: torch.empty(one.shape, dtype=one.dtype, device=rows.device) for name, one in tensors.items()}
-        return found._replace(**copies)
+            found = plan(experts, places, [part._replace(rows=torch.empty(len(part.rows))) for part in parts])
+        return [one._replace(**fake_copies(one, parts[0].rows.device)) for one in found]
+
+    def fake_copies(one: Any, device: torch.device) -> dict[str, Tensor]:
+        tensors = {name: getattr(one, name) for name in ("order", "back", "counts")}
+        return {name: torch.empty(each.shape, dtype=each.dtype, device=device) for name, each in tensors.items()}
 
     replace(ParallelExperts, "balance", balance)
     replace(mesh, "join_ranks", with_groups(mesh.join_ranks))

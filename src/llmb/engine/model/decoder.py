@@ -79,11 +79,15 @@ class MoEBlock(Block):
         output: Tensor = self.stages["after_experts"](hidden, routed, *self.mlp.run(routed, self.stages))
         return output
 
-    def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:
+    def before_experts(
+        self, hidden: Tensor, rotary: Rotary, documents: Documents | None
+    ) -> tuple[Tensor, list[Routed]]:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
         return hidden, self.mlp.dispatch(self.post_attention_layernorm(hidden))
 
-    def after_experts(self, hidden: Tensor, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
+    def after_experts(
+        self, hidden: Tensor, routed: list[Routed], outputs: list[Tensor], shared: Tensor | None
+    ) -> Tensor:
         return hidden + self.mlp.combine(routed, outputs, shared)
 
 

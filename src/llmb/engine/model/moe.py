@@ -100,8 +100,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-Products = Callable[["Experts", Tensor, list[int]], Tensor]
-"""A function that computes the experts' outputs from their rows and the number of rows of each expert."""
+Products = Callable[["Experts", Tensor, list[int], int], Tensor]
+"""Computes the experts' outputs from their rows, the number of rows of each expert, and the number of the part."""
 
 
 class Experts(nn.Module):
@@ -123,20 +123,27 @@ class Experts(nn.Module):
         self.activate: Callable[[Tensor], Tensor] = swiglu
         self.products: Products | None = None
 
-    def forward(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None = None) -> Tensor:
-        """Return the outputs, [n, hidden]. counts: rows of each expert. host_counts: ``counts`` on the host."""
-        if self.products is None:
-            inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), counts))
-            return grouped_matmul(inner, self.matrices("down_proj"), counts)
-        host_counts = counts.tolist() if host_counts is None else host_counts
+    def forward(self, parts: Sequence["Sent"]) -> list[Tensor]:
+        """Return the outputs of each part, [n, hidden], which may be in transit: see ``Sent.complete``.
+
+        While one part is processed, the rows of the next and the outputs of the previous part are in transit.
+        """
         # FSDP gathers experts later than the rest of their block, so they are cast here and not at its start.
         for layer in self.kept:
             layer.keep_weight()
-        return self.products(self, rows, host_counts)
+        return [part.send_back(self.process(part, number)) for number, part in enumerate(parts)]
 
-    def send(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None) -> "Sent":
-        """Return the rows to process; here all experts are on this rank. For the arguments, see ``forward``."""
-        return Sent(rows, counts, host_counts)
+    def process(self, part: "Sent", number: int) -> Tensor:
+        rows = part.arrive(part.rows)
+        if self.products is None:
+            inner = self.activate(grouped_matmul(rows, self.matrices("gate_up_proj"), part.counts))
+            return grouped_matmul(inner, self.matrices("down_proj"), part.counts)
+        host_counts = part.counts.tolist() if part.host_counts is None else part.host_counts
+        return self.products(self, rows, host_counts, number)
+
+    def send(self, parts: Sequence["Sent"]) -> list["Sent"]:
+        """Begin to send each part's rows to the ranks of their experts; here all experts are on this rank."""
+        return list(parts)
 
     def matrices(self, name: str) -> Tensor:
         """Return one matrix per expert of this rank: [experts, inputs, outputs]."""
@@ -206,8 +213,9 @@ def unchanged(rows: Tensor) -> Tensor:
 class Sent(NamedTuple):
     """Rows for the experts of this rank, which may be in transit.
 
-    rows: the argument of ``arrive``, which waits for them. counts, host_counts: see ``Experts.forward``. send_back:
-    begins to send outputs to the ranks of their rows; ``complete`` waits for its result.
+    rows: the argument of ``arrive``, which waits for them. counts: rows of each expert, on the device. host_counts:
+    ``counts`` on the host, if known. send_back: begins to send outputs to the ranks of their rows; ``complete`` waits
+    for its result.
     """
 
     rows: Tensor
@@ -222,6 +230,7 @@ class MoELayer(nn.Module):
     """Routed experts and, if the model has one, a shared expert that processes every token.
 
     overlaps_dispatch: True if the first products of the shared expert are computed while rows are sent to experts.
+    parts: number of equal parts of a micro-batch's tokens, which are sent to experts one after the other.
     """
 
     SHARED: ClassVar[tuple[str, ...]] = ("begin_shared_expert", "end_shared_expert")
@@ -236,6 +245,7 @@ class MoELayer(nn.Module):
         self.moe = moe
         self.capacity_factor: float | None = None
         self.overlaps_dispatch = False
+        self.parts = 1
         self.scales_inputs = moe.router == "sigmoid-scaled-inputs"
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -243,17 +253,19 @@ class MoELayer(nn.Module):
         outputs, shared = self.run(routed, {part: getattr(self, part) for part in self.PARTS})
         return self.combine(routed, outputs, shared)
 
-    def run(self, routed: Routed, parts: Mapping[str, Callable[..., Any]]) -> tuple[Tensor, Tensor | None]:
+    def run(
+        self, routed: Sequence[Routed], parts: Mapping[str, Callable[..., Any]]
+    ) -> tuple[list[Tensor], Tensor | None]:
         """Return the outputs of the routed experts and the shared expert, if any. parts: functions named by ``PARTS``.
 
         With ``overlaps_dispatch``, the first part of the shared expert overlaps with the exchange of rows. The second
         overlaps with the exchange of outputs. In the backward pass, they overlap with the exchanges of gradients.
         """
         sent, early, begin = self.send(routed), self.overlaps_dispatch, parts["begin_shared_expert"]
-        begun = begin(routed.hidden) if early else None
+        begun = begin(routed[0].hidden) if early else None
         outputs = parts["run_experts"](sent)
-        shared = parts["end_shared_expert"](begun if early else begin(routed.hidden))
-        return sent.complete(outputs), shared
+        shared = parts["end_shared_expert"](begun if early else begin(routed[0].hidden))
+        return [part.complete(output) for part, output in zip(sent, outputs, strict=True)], shared
 
     @property
     def balances(self) -> bool:
@@ -269,11 +281,15 @@ class MoELayer(nn.Module):
             return None
         return min(ceil(choices / self.moe.experts * self.capacity_factor), choices // self.moe.top_k)
 
-    def send(self, routed: Routed) -> Sent:
-        return self.experts.send(routed.rows, routed.counts, self.host_counts(len(routed.rows)))
+    def send(self, routed: Sequence[Routed]) -> list[Sent]:
+        counts = (self.host_counts(len(part.rows), number) for number, part in enumerate(routed))
+        return self.experts.send(
+            [Sent(part.rows, part.counts, each) for part, each in zip(routed, counts, strict=True)]
+        )
 
-    def run_experts(self, sent: Sent) -> Tensor:
-        return sent.send_back(self.experts(sent.arrive(sent.rows), sent.counts, sent.host_counts))
+    def run_experts(self, sent: Sequence[Sent]) -> list[Tensor]:
+        outputs: list[Tensor] = self.experts(sent)
+        return outputs
 
     def begin_shared_expert(self, hidden: Tensor) -> tuple[Tensor, ...] | None:
         return None if self.shared_expert is None else self.shared_expert.begin(hidden)
@@ -281,9 +297,12 @@ class MoELayer(nn.Module):
     def end_shared_expert(self, begun: tuple[Tensor, ...] | None) -> Tensor | None:
         return None if self.shared_expert is None or begun is None else self.shared_expert.end(*begun)
 
-    def dispatch(self, hidden: Tensor) -> Routed:
+    def dispatch(self, hidden: Tensor) -> list[Routed]:
         tokens = hidden.flatten(0, -2)
-        scores, chosen = self.router(tokens)
+        parts = (each.chunk(self.parts) for each in (tokens, *self.router(tokens)))
+        return [self._sort(hidden, *part) for part in zip(*parts, strict=True)]
+
+    def _sort(self, hidden: Tensor, tokens: Tensor, scores: Tensor, chosen: Tensor) -> Routed:
         # Expanded before sorting: the gradient of a gather with repeated sources would not be reproducible.
         copies = tokens.unsqueeze(1).expand(*chosen.shape, -1)
         rows = (copies * scores.unsqueeze(-1) if self.scales_inputs else copies).flatten(0, 1)
@@ -299,22 +318,26 @@ class MoELayer(nn.Module):
         rows = permute(rows, order, places.flatten(), has_gaps=capacity is not None)
         return Routed(hidden, rows, counts, order, places, weights)
 
-    def combine(self, routed: Routed, outputs: Tensor, shared: Tensor | None) -> Tensor:
+    def combine(self, routed: Sequence[Routed], outputs: Sequence[Tensor], shared: Tensor | None) -> Tensor:
         """Return each token's weighted sum of its experts' outputs, plus the shared expert's output, if any."""
+        sums = [self._sum(part, output) for part, output in zip(routed, outputs, strict=True)]
+        summed = (sums[0] if len(sums) == 1 else torch.cat(sums)).view_as(routed[0].hidden)
+        return summed if shared is None else shared + summed
+
+    def _sum(self, routed: Routed, outputs: Tensor) -> Tensor:
         # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
         has_gaps = self.capacity_factor is not None
         rows = permute(outputs, routed.places.flatten(), routed.order, has_gaps=has_gaps)
         rows = torch.unflatten(rows, 0, routed.places.shape)
         weighted = rows if routed.weights is None else rows * routed.weights.unsqueeze(-1)
-        summed = weighted.sum(1).view_as(routed.hidden)
-        return summed if shared is None else shared + summed
+        return weighted.sum(1)
 
-    def host_counts(self, rows: int) -> list[int] | None:
-        """Return how many of this rank's rows are for each expert; None if this depends on the tokens."""
+    def host_counts(self, rows: int, part: int) -> list[int] | None:
+        """Return how many of a part's rows on this rank are for each expert; None if this depends on the tokens."""
         if self.capacity_factor is not None:
             return [rows // self.moe.experts] * self.moe.experts
         if isinstance(self.router, BalancedRouter):
-            return balanced_counts(self.router.place, rows, self.moe.experts)
+            return balanced_counts(self.router.place * self.parts + part, rows, self.moe.experts)
         return None
 
 

@@ -5,6 +5,8 @@ A token is sent to the rank of its expert and back (EP; Lepikhin et al., 2021). 
 ranks (ETP), each of these ranks receives all of the expert's tokens and computes a partial sum, as in Megatron-LM.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -55,14 +57,19 @@ class Dispatch(NamedTuple):
     counts: Tensor
     host_counts: list[int]
 
+    def on(self, device: torch.device) -> "Dispatch":
+        order, back, counts = (each.to(device) for each in (self.order, self.back, self.counts))
+        return self._replace(order=order, back=back, counts=counts)
+
     def send(self, rows: Tensor) -> Sent:
         """Begin to send this rank's rows, which are ordered by expert."""
         started = start_all_to_all(rows, self.sent, self.received, self.ep)
-        return Sent(started, self.counts, self.host_counts, self.arrive, self.receive, finish_all_to_all)
+        arrive = partial(self.arrive, start=started.grad_fn)
+        return Sent(started, self.counts, self.host_counts, arrive, self.receive, finish_all_to_all)
 
-    def arrive(self, started: Tensor) -> Tensor:
+    def arrive(self, started: Tensor, start: object) -> Tensor:
         """Wait for rows; return all ranks' rows for this rank's experts, ordered by expert."""
-        arrived = finish_all_to_all(started)
+        arrived = finish_all_to_all(started, start)
         if self.etp.size > 1:  # shards are uneven, so each rank sends its own to all
             copies = [len(arrived)] * self.etp.size
             arrived = all_to_all(arrived.repeat(self.etp.size, 1), copies, self.gathered, self.etp)
@@ -97,38 +104,48 @@ class ParallelExperts(Experts):
         self.etp = group_of(mesh["etp"])
         self.experts = experts
         self.places = places
-        self.balanced: dict[tuple[int, torch.device], Dispatch] = {}
+        self.balanced: dict[tuple[int, int, torch.device], list[Dispatch]] = {}
 
-    def send(self, rows: Tensor, counts: Tensor, host_counts: list[int] | None) -> Sent:  # noqa: ARG002
-        return (self.counted(counts) if self.places is None else self.balance(self.places, rows)).send(rows)
+    def send(self, parts: Sequence[Sent]) -> list[Sent]:
+        counts = torch.stack([part.counts for part in parts])
+        plans = self.counted(counts) if self.places is None else self.balance(self.places, parts)
+        return [plan.send(part.rows) for plan, part in zip(plans, parts, strict=True)]
 
-    def counted(self, counts: Tensor) -> Dispatch:
-        """Exchange the number of rows for each expert, [experts], with other ranks, and plan the exchange of rows."""
+    def counted(self, counts: Tensor) -> list[Dispatch]:
+        """Exchange the parts' rows for each expert, [parts, experts], with other ranks; plan the exchanges of rows."""
         by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
         if self.on_rows:
             self.on_rows(by_etp.view(-1, self.ep.size, self.experts // self.ep.size).sum((0, 2)))
         return plan_dispatch(by_etp, self.ep, self.etp)
 
-    def balance(self, places: Tensor, rows: Tensor) -> Dispatch:
-        """Return the exchange of ``rows`` whose experts follow from ``places``, planned once per number of rows."""
-        key = len(rows), rows.device
-        if key not in self.balanced:
-            by_place = [balanced_counts(place, len(rows), self.experts) for place in places.T.flatten().tolist()]
-            on_host = plan_dispatch(torch.tensor(by_place), self.ep, self.etp)
-            order, back, counts = (each.to(rows.device) for each in (on_host.order, on_host.back, on_host.counts))
-            self.balanced[key] = on_host._replace(order=order, back=back, counts=counts)
-        return self.balanced[key]
+    def balance(self, places: Tensor, parts: Sequence[Sent]) -> list[Dispatch]:
+        """Return the exchanges of equal parts whose experts follow from ``places``, planned once per number of rows."""
+        rows, device, number = len(parts[0].rows), parts[0].rows.device, len(parts)
+        if (rows, number, device) not in self.balanced:
+            firsts = (places.T.unsqueeze(-1) * number + torch.arange(number)).flatten().tolist()
+            counts = torch.tensor([balanced_counts(first, rows, self.experts) for first in firsts])
+            on_host = plan_dispatch(counts.view(self.etp.size, self.ep.size, number, -1), self.ep, self.etp)
+            self.balanced[rows, number, device] = [plan.on(device) for plan in on_host]
+        return self.balanced[rows, number, device]
 
 
-def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> Dispatch:
-    """Plan the exchange from each rank's numbers of rows per expert, [etp, ep, experts]. This waits for the device."""
-    # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
-    blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
-    mine = blocks[:, :, ep.rank]
-    counts = mine.sum((0, 1))
-    numbers = torch.cat((blocks[etp.rank, ep.rank].sum(-1), mine[etp.rank].sum(-1), mine.sum((1, 2)), counts))
-    sent, received, gathered, host_counts = _split(numbers.tolist(), ep.size, ep.size, etp.size)
-    expert = torch.arange(mine.shape[-1], device=by_etp.device).expand_as(mine)
+def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> list[Dispatch]:
+    """Plan the exchange of each part from each rank's numbers of rows per expert, [etp, ep, parts, experts].
+
+    This waits for the device.
+    """
+    # [etp, ep, parts, experts of all] -> [parts, etp, ep, owner, experts of the owner]
+    blocks = by_etp.unflatten(-1, (ep.size, -1)).movedim(2, 0)
+    mine = blocks[:, :, :, ep.rank]
+    counts = mine.sum((1, 2))
+    sizes = blocks[:, etp.rank, ep.rank].sum(-1), mine[:, etp.rank].sum(-1), mine.sum((2, 3)), counts
+    on_host = torch.cat(sizes, 1).tolist()
+    return [_plan_part(ep, etp, *part) for part in zip(mine, counts, on_host, strict=True)]
+
+
+def _plan_part(ep: Group, etp: Group, mine: Tensor, counts: Tensor, on_host: list[int]) -> Dispatch:
+    sent, received, gathered, host_counts = _split(on_host, ep.size, ep.size, etp.size)
+    expert = torch.arange(mine.shape[-1], device=mine.device).expand_as(mine)
     by_rank = torch.repeat_interleave(expert.flatten(), mine.flatten(), output_size=sum(gathered))
     order = by_rank.argsort(stable=True)
     return Dispatch(ep, etp, sent, received, gathered, order, order.argsort(), counts, host_counts)

@@ -152,6 +152,7 @@ class Fp8Stack(Fp8Matrix):
         self.matrices = partial(experts.matrices, name)
         self.parameter = partial(experts.get_parameter, name)
         self.set_scales(layer_scales, product_dtype)
+        self.probes = layer_scales.probe, layer_scales.add_probe()
 
     @property
     def weight(self) -> Tensor:
@@ -160,10 +161,9 @@ class Fp8Stack(Fp8Matrix):
     def matrix(self) -> Tensor:
         return self.matrices()
 
-    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+    def forward(self, rows: Tensor, counts: list[int], part: int) -> Tensor:
         """Map the rows of all experts, in order, [n, inputs], to [n, outputs]; counts: rows of each expert."""
-        probe = self.layer_scales.probe
-        product: Tensor = _Fp8GroupedProduct.apply(rows, self.matrix(), probe, self, counts)
+        product: Tensor = _Fp8GroupedProduct.apply(rows, self.matrix(), self.probes[part], self, counts)
         return product
 
     def cast(self, rows: Tensor, which: int, *, transposes: bool) -> Cast:
@@ -224,20 +224,20 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         return to_rows, to_weights, torch.stack((amax, scaled.amax)), None, None
 
 
-def fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
+def fp8_products(experts: Experts, rows: Tensor, counts: list[int], part: int) -> Tensor:
     """Return the outputs of experts, computed with FP8 products; see ``model.moe.Products``."""
     first, last = fp8_stacks(experts)
-    output: Tensor = last(experts.activate(first(rows, counts)), counts)
+    output: Tensor = last(experts.activate(first(rows, counts, part)), counts, part)
     return output
 
 
-def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int]) -> Tensor:
+def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int], part: int) -> Tensor:
     """Return the result of ``fp8_products``, but cast activations and their gradients as they are computed.
 
     This requires trained matrices, and delayed scaling, with which the scales are known in advance.
     """
     first, last = stacks = fp8_stacks(experts)
-    probes = first.layer_scales.probe, last.layer_scales.probe
+    probes = first.probes[part], last.probes[part]
     outputs: Tensor = _Fp8Experts.apply(rows, first.matrix(), last.matrix(), *probes, stacks, counts)
     return outputs
 

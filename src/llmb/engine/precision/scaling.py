@@ -228,9 +228,14 @@ class LayerScales:
         self.scale = scales.scale[number]
         self.factors = scales.of_layer(number)
         self.history = scales.history[number]
-        self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
-        amax = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
-        self.probe.register_post_accumulate_grad_hook(partial(_record, amax))
+        self.amax = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
+        self.probe = self.add_probe()
+
+    def add_probe(self) -> Tensor:
+        """Return a probe for one product per backward pass: autograd would add the largest values of several."""
+        probe = torch.zeros(2, device=self.amax.device, requires_grad=True)
+        probe.register_post_accumulate_grad_hook(partial(_record, self.amax))
+        return probe
 
 
 def _record(amax: Tensor, probe: Tensor) -> None:
