@@ -8,7 +8,7 @@ import signal
 from typing import NoReturn
 
 MANY_OBJECTS = 200_000
-"""Modules and records are many objects that stay: to look for garbage among them takes a tenth of a short command."""
+"""Modules and records are many objects that stay: looking for garbage among them takes a tenth of a short command."""
 
 
 def main() -> NoReturn:

@@ -61,11 +61,11 @@ class LlmbError(Exception):
 
 
 class UsageError(LlmbError):
-    """The request or a configuration file is wrong (exit code 2)."""
+    """The request or one of its files is wrong (exit code 2)."""
 
 
 class EnvironmentProblem(LlmbError):
-    """This machine lacks something that the request needs (exit code 3)."""
+    """This machine lacks something that the request needs, or a file cannot be written or is damaged (exit code 3)."""
 
     exit_code = 3
 
@@ -84,7 +84,7 @@ class Regressed(LlmbError):
 
 
 class InvalidRun(LlmbError):
-    """A run finished, but its results are invalid (exit code 6)."""
+    """The results of a run, or the files of a checkout, are invalid (exit code 6)."""
 
     exit_code = 6
 
@@ -103,7 +103,7 @@ class InfrastructureError(LlmbError):
 
 
 class UserInterrupt(LlmbError):
-    """The user interrupted the command (exit code 130)."""
+    """The command was interrupted or declined (exit code 130)."""
 
     exit_code = 130
 

@@ -71,7 +71,7 @@ _KINDS = (
 
 
 def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
-    """Open a regular file, by default unbuffered. Raise OSError for any other file, without waiting for a writer."""
+    """Open a regular file, by default unbuffered; raise OSError, without waiting for a pipe's writer, if that fails."""
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if kind := not_regular(os.fstat(descriptor).st_mode):

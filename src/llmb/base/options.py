@@ -26,7 +26,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Span(NamedTuple):
-    """The numbers from ``first`` up to ``last`` in steps of ``step``; both are equal for one number."""
+    """The numbers from ``first`` up to ``last`` in steps of ``step``; ``first`` equals ``last`` for a single number."""
 
     first: int
     last: int
@@ -115,7 +115,7 @@ class Option:
     envvar: str | None = None
     """The reference suite's variable, which the command line reads if the option is not set."""
     set_by: tuple[str, ...] = ()
-    """Variables that the scheduler reads, in order of precedence."""
+    """Variables of the shell that set the option by default, in order of precedence."""
     name: str = ""
     """Name of the option; by default, the field's name, after ``no_`` if the option negates it."""
     field: str = ""
@@ -154,14 +154,14 @@ class Option:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The option's keys in files: its name, its field's unless a flag negates it, and its long flags."""
+        """The option's keys in files: its name, its field's unless a flag negates it, and names made of long flags."""
         long = (text.partition("/")[0] for text in self.spellings if text.startswith("--"))
         spelled = (text.removeprefix("--").replace("-", "_") for text in long)
         return tuple(dict.fromkeys((self.name, *(() if self.negates else (self.field,)), *spelled)))
 
     @property
     def limit(self) -> str:
-        """Description of the smallest valid number; empty if there is no limit."""
+        """Description of the lower limit of a number; empty if there is none."""
         if self.minimum is not None:
             return f"at least {self.minimum:g}"
         return "" if self.above is None else f"above {self.above:g}"

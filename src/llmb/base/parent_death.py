@@ -23,7 +23,7 @@ def ending_with_this(command: Sequence[str]) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """On Linux, kill this process when the thread that started it ends; exec keeps the setting, fork does not."""
+    """On Linux, have this process killed when the thread that started it ends; exec keeps this, fork does not."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

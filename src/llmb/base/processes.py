@@ -21,7 +21,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """The run was ended from outside: Ctrl-C, a closed terminal, or SIGTERM from a scheduler."""
+    """This process was asked to end: by Ctrl-C, a closed terminal, or SIGTERM from a scheduler."""
 
 
 class SignalGate:
@@ -75,8 +75,8 @@ Stream = IO[bytes] | int
 def started_program(
     command: Sequence[str], output: Stream, errors: Stream, environ: Mapping[str, str] | None = None
 ) -> Iterator[Process]:
-    """Start a program that ends with this process, or when an exception leaves the block. Raise Interrupted for a
-    signal, after the program and everything that it started have ended.
+    """Start a program that, on Linux, ends with this process. If an exception leaves the block, such as Interrupted for
+    a signal, end the program and its descendants first.
     """
     with signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the others in order.
@@ -109,7 +109,7 @@ def waiting_for(process: Process) -> threading.Event:
 
 
 def end_stalled(process: Process) -> None:
-    """Wait up to ``GRACE_S`` for the launcher to end with its workers; if it does not, end all of them."""
+    """Wait up to ``GRACE_S`` for the launcher to end; if it does not, end it and its descendants."""
     wait_for_stopped(process)
     if process.poll() is None:
         end_tree(process)
@@ -165,7 +165,6 @@ def family(pid: int) -> list[int]:
 
 
 def _began(pid: int) -> str:
-    """Return the start time of a process in kernel ticks; an empty string if it has ended or there is no /proc."""
     try:
         return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[BEGAN]
     except (OSError, IndexError):
@@ -173,7 +172,6 @@ def _began(pid: int) -> str:
 
 
 def _by_proc() -> Iterator[tuple[int, int]]:
-    """Yield the id of every process with its parent's id, except processes that end during the call."""
     for stat in PROC.glob("[0-9]*/stat"):
         try:
             _, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()

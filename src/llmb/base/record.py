@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base classes of records that are written to files."""
+"""Base classes of records in files, and parts that they share."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Record(BaseModel):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:  # noqa: ANN401
-        """Validate JSON from an untrusted file; raise ValidationError without parsing it if it has too many values."""
+        """Validate untrusted JSON; raise ValidationError if it is invalid or may have too many values."""
         try:
             check_values(json_data.encode(errors="replace") if isinstance(json_data, str) else bytes(json_data))
         except ValueError as error:
@@ -63,7 +63,7 @@ def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core,
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the dotted keys and the message of the first problem; for too many problems, no keys and their number."""
+    """Return the dotted keys and the message of the first problem; no keys, and a count, if there are too many."""
     if error.error_count() > MOST_ERRORS:
         return "", f"{error.error_count():,} of its values are wrong"
     first = error.errors(include_url=False, include_input=False)[0]
@@ -74,7 +74,7 @@ class ReasonedRecord(Record):
     """A record with values that may be ``Missing``.
 
     In files and documents such a value is null, and a second key has the reason: ``verdict_reason`` for ``verdict``,
-    ``step_time_reason`` for ``step_time_s``. The second key is null if there is a value.
+    ``step_time_reason`` for ``step_time_s``. The second key is null for any other value.
     """
 
     @classmethod
@@ -110,7 +110,7 @@ class ReasonedRecord(Record):
 
 
 class ValidateOnce:
-    """Validates a field that many records share: equal values are validated once and become one object."""
+    """Validates a field that is equal in many records: an object that is in the cache is not validated again."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}

@@ -18,8 +18,8 @@ NEW_S = 60.0
 def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
     """Yield a new folder that only this user can enter, in ``place`` or the system's folder for temporary files.
 
-    The folder is removed at the end. At the start, folders with this prefix are removed if their processes were killed.
-    Raise OSError if the folder cannot be created.
+    The folder is removed at the end. At the start, this user's folders with this prefix are removed if no process has
+    locked them and they are not new. Raise OSError if the folder cannot be created.
     """
     place = place or Path(tempfile.gettempdir())
     for folder in place.glob(f"{prefix}*"):
@@ -36,7 +36,6 @@ def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder of this user that is not new; raise OSError if it is locked or a link."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

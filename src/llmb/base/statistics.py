@@ -117,7 +117,7 @@ class Statistics:
     several steps, ``std`` and ``cv`` are None, and ``median``, ``min`` and ``max`` are those of the means."""
 
     count: int
-    """Number of steps."""
+    """Number of steps, or of runs in statistics of their means."""
     mean: float
     median: float
     std: float | None

@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 """Seconds between checks whether a program has ended while other processes keep its output open."""
 BLOCK = 1 << 16
 NO_NUMBER = re.compile(r"\d{400}")
-"""Matches values that are not real: int() rejects thousands of digits, and some patterns take hours to match them."""
+"""Matches numbers too long to be real: int() rejects thousands of digits, and some patterns take hours on them."""
 
 
 class Output(NamedTuple):
@@ -50,7 +50,7 @@ def ask_program(
 ) -> Output:
     """Run a program for at most ``limit_s`` seconds. Any failure is the ``problem`` of the result, not an exception.
 
-    The program inherits the descriptors ``held``. Processes that it started end with it, except one that waits for a
+    The program inherits the descriptors ``held``. Its process group ends with it, except a process that waits for a
     device or a file system and so cannot be killed.
     """
     limit_s = min(limit_s, LONGEST_S)

@@ -21,13 +21,13 @@ STATE_FOLDER = ".llmb"
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's own files, which need not exist; None if the environment sets no home folder."""
+    """Return the folder of the user's own files, which need not exist; None if no variable sets it."""
     base = environ.get("XDG_CONFIG_HOME", "").strip() or (environ.get("HOME") and f"{environ['HOME']}/.config")
     return Path(base) / "llmb" if base else None
 
 
 def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
-    """Raise UsageError if another user than this, the administrator or ``root``'s owner owns ``path`` or its link."""
+    """Raise UsageError if another user, except the administrator or ``root``'s owner, owns ``path`` or a link there."""
     trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
     for owner in (_link_owner(path), _owner(path)):
         if owner not in (None, *trusted):
@@ -72,7 +72,6 @@ def _owner(path: Path) -> int | None:
 
 
 def _link_owner(place: Path) -> int | None:
-    """Return the owner of a link; None for any other path, or if it cannot be read."""
     try:
         return place.lstat().st_uid if place.is_symlink() else None
     except OSError:

@@ -206,7 +206,7 @@ class BridgeTables:
         )
 
     def flops(self, workload: str, models: Mapping[str, Model]) -> Iterator[FlopsEntry]:
-        """Yield the document's FLOPs of a sequence for each size and release, from its first row."""
+        """Yield the documents' FLOPs of a sequence for each size and release, from the first row with both."""
         found: dict[tuple[str, str], FlopsEntry] = {}
         for model, row in self.named:
             if model.workload == workload and model.described:

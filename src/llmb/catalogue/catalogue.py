@@ -139,7 +139,7 @@ def user_folder(environ: Mapping[str, str]) -> Path | None:
 class Catalogue:
     """All recipes and published figures. Each part is read when it is first used.
 
-    Every part raises CatalogueError, with the file and, if known, the line, if a file cannot be read, violates its
+    A part raises CatalogueError, with the file and, if known, the line, if a YAML file cannot be read, violates its
     schema, or contradicts itself (such as in the sizes of a layout) or another file.
     """
 
@@ -149,11 +149,11 @@ class Catalogue:
         self.folder = user_folder(os.environ) if root == DATA else None
 
     def folders(self, name: str) -> list[Path]:
-        """Return the folders or files called ``name``, the package's first."""
+        """Return the paths of ``name``, a folder or file that need not exist, the package's first."""
         return [folder / name for folder in (self.root, self.folder) if folder is not None]
 
     def _listed(self, name: str, shape: type[Shape], section: str, key: str) -> dict[str, Any]:
-        """Return the records of the package's and the user's file ``name``; raise CatalogueError for a duplicate."""
+        """Return the package's and the user's records in ``name``; raise CatalogueError for a user's duplicate."""
         records: dict[str, Any] = {}
         package, *own = self.folders(name)
         for path in (package, *filter(Path.exists, own)):
@@ -299,7 +299,7 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 
 
 def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
-    """Return the model that a row trains: with the layers, vocabulary and experts of the row, which may be a proxy."""
+    """Return the model, or a proxy of it, that a row trains: with the row's layers, vocabulary and experts."""
     changes: dict[str, object] = {"layers": row.layers}
     if vocab_size := row.vocab_size or table.vocab_size:
         changes["vocab_size"] = vocab_size
@@ -309,7 +309,6 @@ def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
 
 
 def _read_models(path: Path, *, foreign: bool) -> Mapping[str, Model]:
-    """Return the models of one family, by size."""
     family = read_file(path, ModelFile, foreign=foreign)
     _check_name(path, "model", family.model)
     models = {}
@@ -424,7 +423,7 @@ def _figures(published: PublishedFile, document: Document) -> Iterator[Published
 
 
 class JobVariable(Record):
-    """An environment variable that the jobs of a recipe or a fabric set, and its source."""
+    """An environment variable that the jobs of a recipe set, and its source."""
 
     name: str
     value: str
@@ -447,7 +446,7 @@ class JobDefaults(Record):
 
 
 def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
-    """Return the catalogue's resources for a job of ``recipe``: time limit, variables, GPUs per node and vboost."""
+    """Return the catalogue's defaults for a job of ``recipe``."""
     jobs = catalogue.workloads[recipe.workload].jobs
     limit = next(entry for entry in jobs.time_limits if entry.holds_for(recipe))
     variables = {

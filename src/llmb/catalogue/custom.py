@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload of a user's model, which a file describes: it has one layout, on one GPU, as a start."""
+"""The workload of a user's model, which a file describes, with a layout on one GPU as a start."""
 
 import re
 from pathlib import Path

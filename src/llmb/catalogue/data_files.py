@@ -70,7 +70,7 @@ class _Open:
 
 
 def check_yaml(text: bytes | str) -> None:
-    """Raise yaml.YAMLError if the text is invalid, has a tag, or is too deep or too large to be loaded safely."""
+    """Raise yaml.YAMLError if the text is invalid, has an unsupported tag, or is too deep or large to load safely."""
     sizes: dict[str, int] = {}
     stack = [_Open(None)]
     for event in yaml.parse(text, Loader=LOADER):
@@ -134,7 +134,6 @@ def read_data(path: Path) -> object:
 
 
 def _parse(path: Path, *, foreign: bool = False) -> object:
-    """Parse YAML; raise CatalogueError, for a syntax error with its line."""
     try:
         text = read_text_file(path)
         if foreign:
@@ -152,8 +151,8 @@ def _parse(path: Path, *, foreign: bool = False) -> object:
 def schema_problems(
     path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = (), shape: type[BaseModel] | None = None
 ) -> list[str]:
-    """Return a line for each of the first ``MOST_PROBLEMS`` violations, and one with the number of others. Lines begin
-    with the keys ``below`` and the error's after ``skip``; the keys of ``shape`` are listed after an unknown key."""
+    """Return a line for each of the first ``MOST_PROBLEMS`` violations, and one with the number of others. Lines name
+    the keys ``below`` and the error's after the first ``skip``, and for an unknown key the valid ones of ``shape``."""
     problems = []
     root = compose_file(path)
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:

@@ -127,7 +127,6 @@ def _pipeline(model: Model, layout: Layout, *, batch_divides: bool) -> Iterator[
 
 
 def _custom_split(layout: Layout) -> Iterator[str]:
-    """Yield problems with the numbers of layers set for the first or last stage; the rest must split evenly."""
     if layout.pp == 1:
         yield "a number of layers for the first or last stage needs PP above 1"
         return

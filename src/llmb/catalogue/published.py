@@ -58,7 +58,7 @@ class Document(Record):
     averaged_steps: int = 1
     """The number of steps that each printed step time averages."""
     experiments: tuple[str, ...] = ()
-    """Workloads, or workloads and sizes, that are prefixes of the names of the document's experiments."""
+    """Prefixes of the names of the document's experiments."""
     convention: str
     framework: str
     """The software with which the document's runs trained."""
@@ -77,9 +77,9 @@ class PublishedCondition(Record):
     slower_pct: tuple[float, float] | None = None
     """The estimated slowdown of a step without the condition, as a range in percent; None if unknown."""
     what: str
-    """A description, and the source of the estimate."""
+    """A description, with the source of the estimate, if any."""
     source: str
-    """File, line and commit of the code that ran."""
+    """The code or the document that states the value."""
 
 
 class Figures(Record):

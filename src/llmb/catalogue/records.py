@@ -381,7 +381,7 @@ class Model(Record):
         return self.other_parts.hybrid_layers if self.other_parts else None
 
     def kind_of(self, layer: int) -> str:
-        """Return the kind of a hybrid layer; other layers have attention and a feed-forward part, ``*E``."""
+        """Return a layer's letter in the pattern of hybrid layers; without them, ``*E``: attention and feed-forward."""
         return self.hybrid_layers.pattern[layer] if self.hybrid_layers else "*E"
 
     @property
@@ -487,7 +487,7 @@ class Training(Record):
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
-    """Mean tokens of packed documents, or 0 for one document per sequence; None for the recipe's or SQuAD's, else 0."""
+    """Mean tokens of packed documents, or 0 for one document per sequence; None if not specified."""
     document_lengths: DocumentLengths = "uniform"
 
 
@@ -566,8 +566,8 @@ class Recipe(Record):
     lora: Lora | None = None
     """The adapters that the recipe trains; None if it trains all weights."""
     capacity_factor: Positive | None = None
-    """Rows that each routed expert computes, relative to an equal share of a rank's tokens: excess rows are dropped,
-    missing rows padded. None if no token is dropped."""
+    """Rows that each routed expert computes, relative to an equal share of a rank's tokens x top-k: excess rows are
+    dropped, missing rows padded. None if no token is dropped."""
     packing: Packing | None
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]
@@ -614,7 +614,7 @@ class Recipe(Record):
 
     @property
     def engine_problem(self) -> str | None:
-        """Describe what llmb's engine lacks for the recipe, and which programs have it; None if it lacks nothing."""
+        """Describe what llmb's engine lacks for the recipe, and which programs may train it; None if nothing."""
         own = () if self.dtype in ENGINE_DTYPES else (self.dtype.value,)
         lacks = (*own, *self.model.other_names)
         ours = "Megatron-Bridge or torchtitan may train this recipe ('--framework megatron_bridge' or 'torchtitan')"

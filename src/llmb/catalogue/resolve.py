@@ -175,8 +175,8 @@ def resolve(
     catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({}), *, check: bool = True
 ) -> Recipe:
     """Return the recipe for ``request``. ``found`` maps fields that the caller filled in to their origin, such as
-    ``detected``. Without ``check``, the layout may be invalid. Raise UsageError for an unknown name, a scale without a
-    layout, and an invalid layout, with its problems."""
+    ``detected``. Without ``check``, the layout may be invalid. Raise UsageError for an unknown name, a scale or release
+    without a layout, and an invalid layout, with its problems."""
     workload = sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request, gpu_type)
@@ -217,7 +217,7 @@ def _unspecified(
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
     """Return the scales of a workload's size on a GPU type, by dtype; the request's scale is ignored, and its dtype
-    affects only the default release. Raise UsageError for an unknown name."""
+    affects only the default release. Raise UsageError for an unknown name, or a release without a layout."""
     workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request, _gpu_type(catalogue, workload, request))
     scales: dict[str, ScaleChoices] = {}
@@ -318,7 +318,7 @@ def releases_of(workload: WorkloadFile, size: str) -> list[str]:
 
 
 def bridge_releases_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return the releases of Megatron-Bridge that publish figures of a size, the oldest first."""
+    """Return the releases of Megatron-Bridge that publish layouts of a size, the oldest first."""
     return [release for release in _all_releases(workload, size) if is_bridge(release)]
 
 
@@ -422,7 +422,6 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
 
 
 def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
-    """Return the layout of a scale without a row; None if no rule of a table determines its batch size."""
     for choice in choices:
         rule = choice.table.batch_rule
         if rule and scale > rule.gpus and scale * rule.gbs % rule.gpus == 0:
@@ -553,7 +552,6 @@ def _expectations(
 
 
 def _contradicts_itself(figure: Expectation, tokens: int) -> bool:
-    """Return whether a rate of a figure differs by more than 10 % from ``tokens`` per step time."""
     days = figure.days_per_1t_tokens
     rates = (figure.tokens_per_s, 1e12 / (86_400 * days) if days else None)
     return any(rate is not None and abs(rate * figure.step_time_s / tokens - 1) > 0.1 for rate in rates)

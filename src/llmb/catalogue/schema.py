@@ -61,7 +61,7 @@ class SoftwareRates(Record):
 
 
 class ExpectedError(Record):
-    """95 % of steps are at most ``shorter_pct`` percent shorter than predicted, or ``longer_pct`` percent longer.
+    """95 % of steps are between ``shorter_pct`` percent shorter and ``longer_pct`` percent longer than predicted.
     rows: number of published steps that were predicted to measure the error; None if the error is assumed."""
 
     text: str
@@ -77,7 +77,7 @@ class ExpectedError(Record):
 
 
 class FittedRate(Record):
-    """A fitted rate's relative standard deviation, and its correlations with other rates of the fit, listed once."""
+    """A fitted rate's relative standard deviation, and its correlations; each pair of rates is listed only once."""
 
     deviation: float = Field(gt=0)
     correlations: dict[str, float] = Field(default={})
@@ -91,7 +91,7 @@ class RatesFile(Record):
     software: dict[str, SoftwareRates]
     errors: dict[str, ExpectedError]
     fits: dict[str, dict[str, FittedRate]]
-    """Rates that were fitted together, by the software of the published steps. Other names are GPU types, with their
+    """Rates that were fitted together, by the software of the published steps. The name of a GPU type stands for its
     ``relative_efficiency``."""
 
 
@@ -214,7 +214,7 @@ class LoraEntry(Lora):
 
 
 class CapacityEntry(Record):
-    """The number of rows that each routed expert computes, relative to an equal share of a rank's tokens."""
+    """The number of rows that each routed expert computes, relative to an equal share of a rank's tokens x top-k."""
 
     factor: float = Field(gt=0)
     source: str
@@ -240,7 +240,7 @@ class JobEntry(Record):
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """More GPU types that the entry applies to; with this key, the entry does not apply to a CPU."""
+    """More GPU types that the entry applies to; with this key, it applies to a CPU only if ``gpu_types`` has it."""
     min_scale: int = 1
     pipelined: bool = False
     """True to select only layouts with pipeline parallelism."""
@@ -332,7 +332,7 @@ class FigureRow(Figures):
 
 
 class FigureTable(Record):
-    """One table of published figures; ``lines`` has the line of each figure in the document."""
+    """One table of published figures; ``lines`` has the document's line for each kind of figure."""
 
     size: str
     dtype: Dtype

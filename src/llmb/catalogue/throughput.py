@@ -76,7 +76,6 @@ def _attention_matrices(model: Model) -> int:
 
 
 def _biases(model: Model) -> int:
-    """Return the number of bias elements of one layer: one for each output of a matrix with a bias."""
     outputs = {name: outputs for name, (_, outputs) in _linear_shapes(model).items()}
     attention = {"q_proj": model.qkv_bias, "k_proj": model.qkv_bias, "v_proj": model.qkv_bias}
     attention |= {"o_proj": model.attention_output_bias}

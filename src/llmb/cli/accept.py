@@ -73,7 +73,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Options of an acceptance, such as its time limit and its checks."""
+    """Options of an acceptance, such as its duration and its checks."""
 
     minutes: Annotated[
         float | None,
@@ -160,7 +160,6 @@ def _relay(line: str) -> None:
 
 
 def _wanted(chosen: dict[str, Any]) -> Request | None:
-    """Return the requested recipe, or None for the default; raise UsageError if workload or size is missing."""
     if not any(chosen.values()):
         return None
     if not (chosen["workload"] and chosen["size"]):
@@ -227,7 +226,7 @@ def _print_planned(place: AcceptedNodes, choose: Choose, terms: Terms, *, json: 
 
 
 def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
-    """Run the remaining parts of an acceptance, and write its files; raise errors as ``accept_place`` does."""
+    """Run the remaining parts of an acceptance, and write its files."""
     install = install_here()
     key = acceptance_key(place, choose(place.gpus), terms)
     folder, request = open_acceptance(install, key, place.nodes, start_new=terms.start_new)
@@ -238,7 +237,6 @@ def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Cal
 
 
 def _write_page(install: Path, result: AcceptanceResult, labels: Sequence[str]) -> None:
-    """Write the page about the runs, if any, beginning with the acceptance; raise EnvironmentProblem if that fails."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import page_html, public_text
 

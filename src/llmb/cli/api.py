@@ -71,7 +71,7 @@ MOST_RUNS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run(Shown):
-    """A run that has ended; ``recipe.unspecified`` lists the defaults that were used."""
+    """A run that has ended; ``recipe.unspecified`` lists the defaults that have alternatives."""
 
     id: str
     """A short id, which commands and ``llmb.result`` accept."""
@@ -138,7 +138,7 @@ class RunVerdict(Verdict):
         return html_table(notebook_table(self))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return the conditions that differ between the run and its reference, one per row."""
+        """Return the verdict's conditions, one per row."""
         return frame_of([one.model_dump() for one in self.conditions], [*Condition.model_fields])
 
 
@@ -253,7 +253,7 @@ def predict(
     """Predict the time and the memory of a training step, like ``llmb predict``.
 
     ``calibrate`` is a run, a trace, or measurements of ``llmb bench``; ``hardware`` is a file of GPU types. Raise
-    UsageError for invalid options, and for a recipe that cannot be predicted.
+    UsageError for invalid options and unpredictable recipes, EnvironmentProblem for a damaged record.
     """
     request, values = _requested(options, workload, size, Choices)
     basis, choices = Basis(None if calibrate is None else str(calibrate), software), build(Choices, values)
@@ -332,7 +332,7 @@ def run(
 ) -> Run:
     """Train on this machine, like ``llmb run``; call it from the main thread. ``force`` ignores a lack of GPU memory.
 
-    Raise UsageError or EnvironmentProblem before training, RunFailed or InvalidRun after it, UserInterrupt on Ctrl-C.
+    Raise UsageError or EnvironmentProblem if it cannot run, RunFailed or InvalidRun afterward, UserInterrupt on Ctrl-C.
     """
     request, values = _requested(options, workload, size, Choices)
     install = install_root(os.environ, Path.cwd())
@@ -349,7 +349,7 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     """Return a run that has ended, even if it failed, like ``llmb result``.
 
     ``run`` is its id, its folder, its label if no other run has the same, or ``"latest"``, the newest that ended
-    successfully. Raise UsageError unless exactly one run matches and has ended, EnvironmentProblem if it is damaged.
+    successfully. Raise UsageError unless one run matches, is readable and has ended, EnvironmentProblem for bad steps.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
     folders = run_folders(text, install_root(os.environ, Path.cwd()), on_message)
@@ -368,7 +368,7 @@ def list_runs(
     limit: int | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Runs:
-    """Return the runs that have ended, the newest last, like ``llmb runs``; raise UsageError for invalid filters.
+    """Return the runs that have ended, the newest last, like ``llmb runs``.
 
     ``on_message`` receives a message for each run that is skipped because it has not ended or cannot be read.
     """
@@ -408,7 +408,7 @@ def judge(
 
     ``path`` is its id, folder or log, or ``"latest"``. Repeats with a label or in a folder have one verdict ``against``
     other runs. ``tolerance`` is in percent, ``gpu_type`` is the GPU type of logs that do not report it, and ``window``
-    selects the steps to average. Raise UsageError unless there is exactly one verdict.
+    selects the steps to average. Raise UsageError for invalid options, and unless there is exactly one verdict.
     """
     limit = tolerance_of(tolerance, "tolerance")
     if window is not None:
@@ -444,7 +444,7 @@ def accept(
     """Check whether this machine, or each of ``nodes`` nodes, is as fast as it should be, like ``llmb accept``.
 
     The checks take minutes; an interrupted acceptance is resumed. Raise UsageError for invalid options,
-    EnvironmentProblem for an unusable machine, InfrastructureError if the scheduler fails, UserInterrupt on Ctrl-C."""
+    EnvironmentProblem for unusable GPUs or files, InfrastructureError for the scheduler, UserInterrupt on Ctrl-C."""
     return accept_with(on_message, minutes, nodes, checks, start_new=start_new)
 
 

@@ -72,7 +72,7 @@ class Measuring:
     json: Json = False
 
     def run(self, device: Device, cases: Sequence[TimedCase], title: str, recipe: Recipe | None = None) -> None:
-        """Measure, save and print; raise RunFailed if out of memory or nothing was measured, NotWritable if unsaved."""
+        """Measure, save and print; then fail if cases ran out of memory, or if nothing was measured."""
         install, settings = install_here(), BenchSettings(device, self.repeat, command_line())
         with CaseProgress() as progress:
             measured = measure(Catalogue(), cases, settings, progress.case, recipe)

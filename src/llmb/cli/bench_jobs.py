@@ -124,7 +124,7 @@ OF_SHAPES = [option for name, option in options_of(Request).items() if name in N
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Options that decide whether several devices are measured on this machine or in a job."""
+    """Options of a measurement of several devices, on this machine or in a job."""
 
     ranks: Annotated[
         int | None,
@@ -159,7 +159,7 @@ class BenchJobRequest:
     """A measurement in a job: its site, options and nodes."""
 
     def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
-        """Read site and options; raise UsageError if they are invalid. ``here`` sets the nodes to the current job's."""
+        """Read the site and the options; ``here`` sets the nodes to those of the current job."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})
@@ -260,7 +260,6 @@ def _show_parts(parts: Parts, *, json: bool) -> None:
 
 
 def _conclude_parts(parts: Parts, kept: Sequence[str]) -> None:
-    """Print the paths of the files; raise RunFailed if a GPU is slow or was not measured."""
     if kept:
         say(f"saved to {listed(map(str, kept), 1)}")
     slow = ", ".join(f"{part.row.node} rank {part.row.rank}" for part in parts.slow)

@@ -222,7 +222,6 @@ def _schema(key: str, *, user: bool) -> type[BaseModel]:
 
 
 def _path(*, user: bool) -> Path:
-    """Return the path of a settings file; raise EnvironmentProblem if the user has no home folder."""
     if not user:
         return install_here() / CLUSTER_CONFIG
     path = user_config(os.environ)

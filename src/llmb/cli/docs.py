@@ -64,7 +64,7 @@ def _read_page(task: str, path: Path, about: str) -> DocPage:
 
 def search_pages(text: str) -> list[tuple[DocPage, str]]:
     """Return the pages that contain all words of ``text``, each with the heading of the section that matches best.
-    Pages with more of the words in name, title and subject come first; among these, pages with more occurrences."""
+    Pages with more of the words in name, title and subject come first; among equals, pages with more occurrences."""
     words = text.lower().split()
     found = []
     for page in doc_pages():

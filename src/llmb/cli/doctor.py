@@ -133,7 +133,7 @@ class SeveralNodes:
 
     @property
     def listed(self) -> str | None:
-        """Return the list of nodes, if any; raise UsageError for several lists or an unreadable file."""
+        """Return the list of nodes, if any; raise UsageError for conflicting options or an unreadable file."""
         if sum((self.nodes is not None, self.nodelist_file is not None, self.every)) > 1:
             raise UsageError("--nodes, --nodelist-file and --all cannot be combined", do="pass only one")
         return listed_in(self.nodelist_file) if self.nodelist_file else self.nodes
@@ -245,7 +245,7 @@ class NodeResults(NamedTuple):
 
 
 def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> NodeResults:
-    """Run a job on each node; raise UsageError for invalid options, InfrastructureError if the scheduler fails."""
+    """Run a job on each node; return the results when all have ended, or the user interrupts them."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -339,7 +339,7 @@ class ReadNodes(NamedTuple):
 
 
 def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
-    """Return the settings of this node or of several; raise errors as ``ask_nodes`` does, UserInterrupt on Ctrl-C."""
+    """Return the settings of this node or of several."""
     if not several.any:
         return ReadNodes(together({host_name(): settings_here(install, os.environ)}), {}, ",".join)
     request = NodesRequest(started_at=now(), nodes=(), disk_bytes=0, settings=True)
@@ -352,8 +352,8 @@ def read_nodes(install: Path, several: SeveralNodes) -> ReadNodes:
 
 
 def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail_on_drift: bool, json: bool) -> None:
-    """Print how settings changed since a run; raise UsageError if the run recorded none, and errors as ``read_nodes``
-    does. With ``fail_on_drift``, raise RunFailed for an important change or a node that could not be read."""
+    """Print how settings changed since a run; raise UsageError if it recorded none. With ``fail_on_drift``, raise
+    RunFailed for an important change or a node that could not be read."""
     run, reference = find_reference(install, against)
     found = read_nodes(install, several)
     report = DriftReport(

@@ -194,7 +194,6 @@ def _import_image(source: str, folder: Path, runtime: str, architecture: str | N
 
 
 def _confirmed(answers: Answers, around: Surroundings) -> Answers:
-    """Let the user review and change the answers, and return them; raise UserInterrupt if the user refuses."""
     while True:
         lines = table_lines(answers_table(answers), shutil.get_terminal_size().columns)
         sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb jobs``: lists, shows, follows, awaits, cancels and updates jobs, and compares their nodes."""
+"""``llmb jobs``: lists, shows, awaits, cancels and updates jobs, compares their nodes, and rebuilds the history."""
 
 import os
 import time
@@ -201,7 +201,7 @@ def show(job_id: JobId, json: Json = False) -> None:
 
 
 def _newest_with_label(store: Store, text: str) -> str:
-    """Return the id of the newest run with the label ``text``; ``text`` itself if it is an id or no label."""
+    """Return the id of the newest run with the label ``text``; ``text`` itself if it names a job or is not a label."""
     runs = [] if store.find_named(text) else store.jobs(Filter(label=text, runs_only=True))
     if len(runs) > 1:
         say(f"{len(runs)} runs have the label '{text}'; this is the newest. 'llmb runs --label {text}' shows all")
@@ -344,7 +344,6 @@ def nodes(
 
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
-    """Wait for jobs; for a single job with a run, show a progress bar of its steps."""
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])

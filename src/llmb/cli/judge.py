@@ -117,7 +117,7 @@ class ReferenceOptions:
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
-    """Return the file of expectations, or the expected step time of every run; raise UsageError for an invalid time."""
+    """Return the file or the step time that ``text`` names, None without one; raise UsageError for an invalid time."""
     try:
         seconds = float(text or "")
     except ValueError:
@@ -193,7 +193,6 @@ def judge(
 def _runs_to_judge(
     runs: list[str] | None, install: Path, window: str | None, logs: dict[str, Any]
 ) -> tuple[Sequence[AnalyzedRun], Sequence[ExcludedRun]]:
-    """Return the runs with the requested window, and the excluded runs; raise UsageError if there are no runs."""
     selected = find_all_runs(runs, install, say)
     found = with_stated(in_window(selected.runs, window), logs, Catalogue())
     if not found:

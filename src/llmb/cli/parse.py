@@ -233,7 +233,6 @@ def _catalogued(runs: list[AnalyzedRun], stated: dict[str, Any]) -> list[Analyze
 
 
 def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
-    """Show a progress bar on a terminal while many or large files are ``read``."""
     if (len(found.logs) < MANY_FILES and found.total_bytes < MANY_BYTES) or not sys.stderr.isatty():
         return read
     from rich.console import Console
@@ -243,7 +242,6 @@ def _with_progress(found: LogFiles, read: Iterable[Read]) -> Iterable[Read]:
 
 
 def _default_root() -> Path:
-    """Return the default folder of logs: ``experiments``, else ``workloads`` of the install root, else this folder."""
     here = Path("experiments")
     here = here if here.is_dir() else install_here() / "workloads"
     return here if here.is_dir() else Path()

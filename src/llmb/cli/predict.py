@@ -231,7 +231,7 @@ def predict_with(
     find: FindRuns = find_here,
     imbalance: float | None = None,
 ) -> RunPrediction:
-    """Predict a recipe's step and memory, and what ``further`` requests; raise UsageError for an invalid argument."""
+    """Predict a recipe's step and memory, and what ``further`` requests."""
     plan = unbalanced(_plan(resolve(catalogue, request), choices, catalogue), imbalance)
     predicted = _predictor(catalogue, basis, plan, find)
     found = predicted(plan)

@@ -244,7 +244,6 @@ def _confirm(orders: list[TaskOrder], *, yes: bool) -> None:
 
 
 def _queued(orders: list[TaskOrder], environ: Mapping[str, str]) -> list[Job]:
-    """Queue the orders that no unfinished job covers, and return the new jobs."""
     install = orders[0].site.install
     with open_history(install, say) as store:
         same = same_jobs(store, install, orders)
@@ -312,7 +311,6 @@ def _folder(site: Site, root: Path) -> Path:
 
 
 def _runtime(site: Site, source: str) -> str:
-    """Return the container runtime of the site, else the source, else the machine; raise UsageError if unclear."""
     if site.config.container.runtime != "none":
         return site.config.container.runtime
     by_name = [name for name, suffix in SUFFIXES.items() if source.endswith(suffix)]

@@ -66,7 +66,6 @@ def list_(
 
 
 def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
-    """Return a workload, with only one of its sizes if ``name`` has a size."""
     workload, size = split_model(catalogue, name)
     found = catalogue.workloads[workload]
     layouts = tuple(table for table in found.layouts if size in (None, table.size))

@@ -113,7 +113,6 @@ def result(
 
 
 def _by_recipe(folders: Iterable[RunFolder]) -> list[list[EndedRun]]:
-    """Return the runs that have ended, grouped by recipe; raise the last problem if no run can be read."""
     recipes: dict[str, list[EndedRun]] = {}
     problem: LlmbError | None = None
     for folder in folders:
@@ -173,7 +172,6 @@ def print_result(run: EndedRun, *, json: bool, verbose: bool = False) -> None:
 
 
 def _verdict_of(run: EndedRun) -> Verdict | None:
-    """Return the verdict by the published figure, earlier runs or a prediction; None if the run has a flaw."""
     if run.result.verdict or run.result.flaw:
         return run.result.verdict or None
     install = install_here()

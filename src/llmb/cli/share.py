@@ -128,7 +128,7 @@ def report_on(
     *,
     full: bool,
 ) -> "tuple[RunSet, str | bytes]":
-    """Return runs and their page or plot; raise UsageError if either is missing, EnvironmentProblem without a PDF."""
+    """Return runs and their page or plot; raise UsageError if there is none, EnvironmentProblem if drawing fails."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 
@@ -200,7 +200,6 @@ def export(
 
 
 def _recorded_runs(selectors: list[str] | None) -> list[Path]:
-    """Return the folders of the selected runs that have a record, by default of all; raise UsageError without one."""
     found = find_all_runs(selectors, install_here(), say)
     say(*left_out_lines(found.left_out))
     folders = [run.path for run in found.runs if run.record]

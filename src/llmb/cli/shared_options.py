@@ -55,7 +55,6 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def _latest_jobs() -> list["Job"]:
-    """Return the latest jobs, the newest first, or an empty list if the history cannot be read."""
     from llmb.jobs.history import read_history  # only completions need it
     from llmb.jobs.store import Filter
 
@@ -206,7 +205,7 @@ def request_of(values: Mapping[str, Any]) -> ModelRequest:
 def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the values with separate workload and size, which may be one word or come from a model's file.
 
-    Raise UsageError if one is missing, if the workload is unknown, or if they contradict the file."""
+    Raise UsageError if one is missing, if they contradict the file, or if a name that has to be split is unknown."""
     workload, size = values["workload"], values["size"]
     if file := values.get("model_config"):
         own = {"workload": USER_WORKLOAD, "size": size_of_file(Path(file))}
@@ -264,13 +263,13 @@ def flags_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_excluded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with ``--exclude`` expanded to names of nodes; raise UsageError if it is invalid."""
+    """Return the values with ``--exclude`` resolved by ``excluded_here``."""
     text = values.get("exclude")
     return {**values, "exclude": excluded_here(text)} if text else {**values}
 
 
 def excluded_here(text: str) -> str:
-    """Return the nodes that ``--exclude`` selects; raise UsageError if it is invalid or unfit nodes are unknown."""
+    """Return the list of nodes that ``--exclude`` selects, in the scheduler's syntax."""
     from llmb.launch.scheduler_lookup import read_cluster_site, scheduler_of
     from llmb.nodes.doctor.checked_nodes import excluded_nodes  # few jobs avoid nodes
 

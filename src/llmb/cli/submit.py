@@ -104,8 +104,7 @@ class OneJob:
 def run_campaign(
     context: CampaignContext, requested: RequestedJobs, queueing: Queueing, again: Again, junit: Path | None = None
 ) -> None:
-    """Show a campaign and, unless it is a dry run, ask for confirmation and queue its jobs. Raise the errors of
-    ``propose`` and ``queue``, and UsageError if all jobs were queued before or some are rejected."""
+    """Show a campaign and, unless it is a dry run, ask for confirmation and queue its jobs."""
     proposal = propose(context, requested, resume=again.resume, start_new=again.start_new)
     say(*_left_open(context, requested, proposal), *_without_figure(proposal))
     if proposal.left_out:
@@ -429,10 +428,7 @@ def _run_here(
 def jobs_of_file(
     file: Path, selecting: Mapping[str, Any], values: Mapping[str, Any], given: Iterable[str]
 ) -> RequestedJobs:
-    """Return the jobs of a campaign file for the selected recipes; ``given`` names the options on the command line.
-
-    Raise UsageError as ``read_campaign_file`` does, and if an ``exclude`` is invalid.
-    """
+    """Return the jobs of a campaign file for the selected recipes; ``given`` names the options on the command line."""
     catalogue, selection = Catalogue(), selection_of(selecting)
     keys = campaign_keys(job_options().values(), documented_variables())
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
@@ -449,7 +445,7 @@ def jobs_of_file(
 
 
 def _avoiding(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with ``exclude`` expanded to names of nodes; each distinct value is expanded only once."""
+    """Return the entries with each ``exclude`` as a list of nodes; each distinct value is resolved only once."""
     texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
     nodes = {text: excluded_here(text) for text in sorted(texts)}
     found = []

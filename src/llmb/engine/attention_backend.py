@@ -181,7 +181,7 @@ Measure = Callable[[bool], BackendTrial]
 def try_kernel(
     backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
 ) -> list[Trial]:
-    """Try ``backend``; if ``grouped``, repeat heads after a failed trial, which is dropped, or also if ``timed``."""
+    """Try ``backend``; if ``grouped``, also with repeated heads if ``timed``, or instead of a trial that failed."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if not grouped or (trial.problem is None and not timed):
         return [trial]

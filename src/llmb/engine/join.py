@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of each rank under another launcher: it receives folder and variables from rank 0 and runs the worker.
+"""Runs the worker of a rank other than 0 under another launcher, with the folder and variables of rank 0.
 
-Its arguments are the words that bind the worker to cores, which it uses if rank 0's worker is bound.
+The arguments are the words that bind the worker to cores, which are used if rank 0's worker is bound.
 The worker's command line contains the folder, so that the sampler can recognize the processes of the run.
 """
 

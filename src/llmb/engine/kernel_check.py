@@ -121,7 +121,7 @@ def difference_of(parts: Parts) -> float:
 
 
 def checks(plan: EnginePlan, ranks: Ranks, values: Values) -> Iterator[KernelTrial]:
-    """Yield a trial of each cast kernel that the run may use, at each shape that it casts; no trials without FP8."""
+    """Yield trials of the cast kernels that the run may use, at its shapes; none without FP8."""
     if plan.fp8_recipe is None:
         return
     shapes, activation = shapes_of(plan), plan.recipe.model.mlp

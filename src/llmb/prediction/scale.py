@@ -50,7 +50,7 @@ class Curve:
 
 
 def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
-    """Predict the plan's step, then with twice as many data-parallel replicas, and so on until a limit is reached."""
+    """Predict the plan's step, then the step with twice as many data-parallel replicas, and so on up to a limit."""
     found: list[ScaledStep] = []
     first = predicted(plan)
     for each in _doubled(plan, scaling):
@@ -123,7 +123,6 @@ def _per_gpu(prediction: Prediction) -> float:
 
 
 def _grew(first: Prediction, now: Prediction) -> tuple[str, float] | None:
-    """Return the term whose share of the step grew most since ``first``, and the growth; None if none grew."""
     shares = {name: seconds / now.seconds for name, seconds in now.terms.items()}
     grew = {name: share - first.terms.get(name, 0.0) / first.seconds for name, share in shares.items()}
     name = max(grew, key=grew.__getitem__)

@@ -29,7 +29,7 @@ SHARDINGS: tuple[tuple[DpSharding, GradientSync], ...] = (
     ("full", "step"),
     ("full", "micro-batch"),
 )
-"""Like ``RECOMPUTES``, in order of decreasing memory."""
+"""Like ``RECOMPUTES``, usually in order of decreasing memory."""
 ENDS = ("first_stage_layers", "last_stage_layers")
 ALONE = {**dict.fromkeys((*PARALLEL, "mbs"), 1), **dict.fromkeys(ENDS), "counts_embedding_and_loss": False}
 NOT_DIVISIBLE = "do not divide"
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class LayoutSearch:
-    """The candidates that fit, the fastest or cheapest first, and the number of other candidates by reason."""
+    """The candidates that fit, the fastest or cheapest first, and the number of others by reason."""
 
     fitting: tuple[Candidate, ...]
     searched: int
@@ -61,7 +61,7 @@ class LayoutSearch:
 
 
 Constraints = Mapping[str, Any]
-"""Values that every layout must have, by the name of the option: sizes, recompute, dp_sharding, gradient_sync,
+"""Required values by name: sizes of the layout, recompute, dp_sharding and gradient_sync; and the maximum,
 max_memory_gib."""
 NONE: Constraints = MappingProxyType({})
 Predicted = Callable[[EnginePlan], Prediction]
@@ -160,7 +160,6 @@ def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Ca
 
 
 def _admits(constraints: Constraints, use: MemoryUse) -> bool:
-    """Return whether the memory clearly fits the GPU, and the limit ``max_memory_gib`` if set."""
     return clearly_fits(use) and use.needed_gib <= constraints.get("max_memory_gib", use.needed_gib)
 
 
@@ -180,7 +179,7 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
-    """Yield all valid layouts, and count invalid layouts in ``left_out`` by reason."""
+    """Yield the valid layouts among those to try, and count the invalid ones in ``left_out`` by reason."""
     recipe = plan.recipe
     base = recipe.layout
     for sizes in _sizes(recipe.model, base, constraints):
@@ -196,7 +195,7 @@ def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints =
 
 
 def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dict[str, Any]]:
-    """Yield sizes to try. Tensor parallelism stays within a node of 8 GPUs; for experts it has the same size, or 1."""
+    """Yield sizes to try. Unless constrained, TP is at most 8, which fits a node, and ETP is as large, or 1."""
     stages = [pp for pp in range(1, min(MOST_STAGES, base.layers + 2) + 1) if base.gpus % pp == 0]
     experts = _divisors(model.moe.experts) if model.moe else [1]
     free = {"tp": (1, 2, 4, 8), "pp": stages, "cp": CONTEXT, "mbs": MICRO_BATCHES, "ep": experts}
@@ -208,8 +207,8 @@ def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dic
 
 
 def _splits(layers: int, pp: int, constraints: Constraints, *, uneven: bool) -> Iterator[dict[str, Any]]:
-    """Yield numbers of virtual stages that divide the layers. The first and last stage may have one layer less, for the
-    embedding and the loss, or as many as the constraints set. ``uneven``: the numbers of layers may differ."""
+    """Yield numbers of virtual stages, and of layers at the ends: the first and the last stage may have one layer less,
+    for the embedding and the loss, or as many as the constraints set. ``uneven``: PP need not divide the layers."""
     ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
     has_own = any(name in constraints for name in ENDS)
     if pp == 1 or has_own or layers % pp == 0 or (uneven and pp <= layers):
@@ -228,7 +227,6 @@ def _values(constraints: Constraints, name: str, free: Iterable[Any]) -> Iterabl
 
 
 def _shardings(constraints: Constraints) -> list[tuple[DpSharding, GradientSync]]:
-    """Return the shardings to try, and when each reduces gradients, in order of decreasing memory."""
     sharding, sync = constraints.get("dp_sharding"), constraints.get("gradient_sync")
     if sharding == "none":
         return [("none", "step")]
@@ -264,8 +262,8 @@ MOST_TP = 8
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Options with which a run fits, the memory of its fullest rank, and the cost of the options: in words and, if it
-    can be predicted, in percent of the step."""
+    """Options with which a run fits, the memory that its fullest rank needs, and the cost of the options: in words and,
+    if it can be predicted, in percent of the step."""
 
     options: str
     needed_gib: float
@@ -287,7 +285,7 @@ StepTime = Callable[[EnginePlan], float | None]
 
 
 def remedies(plan: EnginePlan, step_time: StepTime = lambda _: None) -> list[Remedy]:
-    """Return at most ``MOST_REMEDIES`` changes that make the plan fit: the fewest options first, then the cheapest."""
+    """Return up to ``MOST_REMEDIES`` ways to make the plan fit: the fewest options first, then roughly the cheapest."""
     found: list[tuple[set[str], Remedy]] = []
     changes = list(_changes(plan))
     for number in range(1, MOST_CHANGES + 1):
@@ -308,7 +306,6 @@ def _slower_pct(plan: EnginePlan, changed: EnginePlan, step_time: StepTime) -> f
 
 
 def _fitting(plan: EnginePlan, changes: tuple[_Change, ...]) -> tuple[EnginePlan, float] | None:
-    """Return the changed plan and the GiB of its fullest rank; None if it does not fit, or if a change is invalid."""
     changed: EnginePlan | None = plan
     for change in changes:
         changed = change.apply(changed) if changed else None
@@ -353,7 +350,6 @@ def _recomputed(mode: Recompute, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
-    """Increase sharding; return None if the plan already shards as much, or if no other rank has the parameters."""
     now, layout = plan.parallelism.dp_sharding, plan.recipe.layout
     if now == "full" or now == sharding or max(layout.dp * layout.cp, layout.edp) == 1:
         return None
@@ -361,14 +357,12 @@ def _sharded(sharding: DpSharding, plan: EnginePlan) -> EnginePlan | None:
 
 
 def _synced(plan: EnginePlan) -> EnginePlan | None:
-    """Reduce gradients after each micro-batch; return None if there is only one, or if parameters are not sharded."""
     if not plan.compute_path.shards_parameters or plan.recipe.layout.ga == 1:
         return None
     return _changed(plan, parallelism=plan.parallelism.model_copy(update={"gradient_sync": "micro-batch"}))
 
 
 def _laid_out(name: str, size: int, plan: EnginePlan) -> EnginePlan | None:
-    """Change a size; return None if the layout is then invalid for these GPUs and batch, or if TP would span nodes."""
     layout = plan.recipe.layout.model_copy(update={name: size})
     if layout.tp > max(MOST_TP, plan.recipe.layout.tp) or check_layout(plan.recipe.model, layout):
         return None

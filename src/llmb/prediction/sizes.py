@@ -84,7 +84,7 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 class Sizes:
     """Sizes on one rank. tokens: tokens of a micro-batch; shard: ``tokens`` / TP; between: tokens between layers,
     ``shard`` with sequence parallelism, else all. query, key, value: features of the rank's heads; attended: of their
-    output. Biases and parameters with a single value per head are not counted."""
+    output. Biases, norms of heads and of latents, and parameters with one value per head are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
@@ -320,7 +320,7 @@ class Sizes:
         return self.is_shared and self.plan.parallelism.dp_sharding == "full"
 
     def head(self) -> int:
-        """Return the bytes at the end of the loss: the head's input and its gradient, logits, and weight gradients."""
+        """Return the bytes at the end of the loss, such as logits and weight gradients, besides what blocks save."""
         logits = self.tokens * self.vocabulary
         trained = BF16 * self.vocabulary * self.hidden if self.plan.lora is None else 0
         of_logits = BF16 * logits if self.plan.keep_logits else FP32 * logits // 16
@@ -408,7 +408,6 @@ def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]], *, s
 
 
 def _largest(candidates: Iterable[PeakMoment]) -> tuple[PeakMoment, ...]:
-    """Drop moments that another moment equals or exceeds in every amount."""
     largest: dict[tuple[int, ...], PeakMoment] = {}
     for one in sorted(candidates, key=lambda each: sum(each.amounts()), reverse=True):
         amounts = one.amounts()

@@ -36,9 +36,9 @@ Amount = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class StepCache:
-    """Results for plans that differ only in layout and number of layers, on one GPU type at the same rates. Keys are
-    the sizes that a result depends on. parts: a micro-batch's work in a layer, the embedding or the head. pipelines: a
-    micro-batch's work on each pipeline rank. updates: the exchange of gradients and parameters."""
+    """Results for plans that differ only in layout, recompute and sharding, on one GPU type at the same rates. Keys are
+    the values that a result depends on. parts: a micro-batch's work in a layer, the embedding or the head. updates: the
+    exchange of gradients and parameters."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
     pipelines: dict[tuple[object, ...], "PipelineTime"] = field(default_factory=dict)
@@ -171,8 +171,8 @@ COMPUTED = (*CHIP, "experts", "fp8_layer_s", "moe_layer_s")
 
 
 def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) -> float:
-    """Return the seconds that a rank of a stage computes in a step, without messages, waits and the cost of overlap.
-    Raises UsageError if ``why_not_predicted`` gives a reason."""
+    """Return the seconds that the work of ``COMPUTED`` takes in a step on a rank of the pipeline. Raises UsageError if
+    ``why_not_predicted`` gives a reason."""
     return _Step(plan, gpu, rates, StepCache(), MeasuredMachine()).computed(pp_stage)
 
 

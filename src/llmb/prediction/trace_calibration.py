@@ -35,8 +35,8 @@ def calibrate_with_trace(
     """Return ``usual`` with factors that replace terms by the times of the slowest rank's kernels in a typical step.
 
     recorded: the plan of the traced run, if known. Messages count only while no computation hides them, and include
-    waits for other ranks. Terms without kernels in the trace stay as predicted. Raises UsageError if the trace
-    does not match ``plan``, as far as is known, or lacks usable kernels.
+    waits for other ranks. Terms without kernels in the trace stay as predicted. Raises UsageError if the trace does not
+    match ``plan``, as far as is known, or lacks usable kernels, or if the step of ``plan`` cannot be predicted.
     """
     trace = max(traces.ranks, key=lambda one: one.typical.local_s)
     step, title = trace.typical, f"trace {trace.source}"

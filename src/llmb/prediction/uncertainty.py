@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sources of a prediction's interval: fitted rates by term of the step, and errors without a single cause. Pure."""
+"""The sources of a prediction's interval: fitted rates by term of the step, and expected errors. Pure."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

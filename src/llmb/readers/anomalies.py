@@ -39,9 +39,9 @@ FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
 """Minimum number of runs on each side of a change."""
 MOST_PAIRED = 1000
-"""Maximum length of a series that is searched for pairs of changes: longer ones have millions of pairs."""
+"""Maximum length of a series that is searched for pairs of changes, of which a longer one has too many."""
 LONG_HISTORY = 20
-"""Minimum number of runs for the removal of outliers: with fewer, any outlier among three runs may be chance."""
+"""Minimum number of runs for the removal of outliers: in fewer runs, what looks like an outlier may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Anomalies:
-    """Anomalies of a window. Unknown values are None; the period is also None if no stall is periodic."""
+    """Anomalies of a window. Unknown values are None or empty; the period is also None if no stall is periodic."""
 
     outliers: tuple[Outlier, ...] = ()
     drift_pct: float | None = None
@@ -174,7 +174,7 @@ def _parts(logs: Floats, part: range) -> Iterator[range]:
 
 
 def _split(values: Floats, steps: int) -> list[int] | None:
-    """Return the indices at which the level changes, ``steps`` times (1 or 2); None if chance explains the changes."""
+    """Return the indices at which the level changes ``steps`` times (1 or 2); None if no such changes are found."""
     from scipy.special import stdtr
 
     count = len(values)
@@ -213,11 +213,11 @@ MOST_BLOCKS = 512
 def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | None:
     """Return the longest part of the steps at a constant level; None if it has less than a third, or fewer than 8.
 
-    ``step_times_s`` are all step times of one attempt, finite, in order, and numbered from ``first_step``. With fewer
-    than 10 steps, return None.
+    ``step_times_s`` are the finite times of successive steps, numbered from ``first_step``. With fewer than 10 steps,
+    return None.
 
-    Single slow steps, such as those with a checkpoint, are first replaced by the running median (Hampel filter), so
-    that they do not count as changes of level. The series is then split recursively where that reduces the sum of
+    Outliers, such as steps with a checkpoint, are first replaced by the running median (Hampel filter), so that they
+    do not count as changes of level. The series is then split recursively where that reduces the sum of
     squares most (binary segmentation), as long as a split reduces it by more than ``PENALTY`` x ln(n) x the variance of
     a step. The penalty is six times the usual one for independent steps, 3 ln n, because autocorrelated steps wander:
     six is the ratio of an AR(1) series' long-run variance (coefficient 0.5) to the variance that its differences show.

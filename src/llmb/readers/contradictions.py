@@ -32,7 +32,7 @@ class Lap:
     """Seconds between steps, such as pauses, that belong to no step."""
     steps: int = 1
     ranks_apart_s: float = 0.0
-    """Step time of the slowest rank minus the fastest rank's; ``steps_s`` is the slowest rank's."""
+    """Step time of the slowest rank minus the fastest rank's, if known; ``steps_s`` is then the slowest rank's."""
 
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:

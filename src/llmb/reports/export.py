@@ -103,7 +103,7 @@ def _wandb_path(folder: Path, run: ExportedRun) -> Path:
 
 
 def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
-    """Return the file that the library writes for a run; its logs are not exported, because they name this machine."""
+    """Let the library write a run, and return its file. The library's logs are not exported: they name this machine."""
     import wandb
 
     settings = wandb.Settings(
@@ -141,7 +141,6 @@ def _settings(run: ExportedRun) -> dict[str, Scalar]:
 
 
 def _texts(run: ExportedRun) -> dict[str, str]:
-    """Return the run's text columns, such as versions, status and verdict, by name."""
     return {column.header: str(value) for column in RESULTS if column.kind is str and (value := column.of(run))}
 
 

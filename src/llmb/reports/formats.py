@@ -159,7 +159,6 @@ def _parts(values: Sequence[Value], cells: int) -> Iterator[Sequence[Value]]:
 
 
 def _longest(values: Sequence[float]) -> float | None:
-    """Return the largest value; None if any value is not finite."""
     return max(values) if all(map(math.isfinite, values)) else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installations, images, settings, checked files, prepared data and checkpoints, as tables and JSON documents."""
+"""Installations, images, settings, checked files, access, prepared data and checkpoints, as tables and JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -148,7 +148,6 @@ def _table(title: str, name: str, settings: "list[Setting] | tuple[Setting, ...]
 
 
 def _short(place: str) -> str:
-    """Abbreviate the user's home folder as the shell does."""
     home = f"{Path.home()}/"
     return f"~/{place.removeprefix(home)}" if place.startswith(home) else place
 

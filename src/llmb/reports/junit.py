@@ -43,7 +43,7 @@ RUN_OUTCOMES: dict[str, Outcome] = {"success": "pass", "failed": "failure"}
 
 class JunitCase(NamedTuple):
     group: str
-    """The subject of the case, such as a node, a recipe or a job."""
+    """The first part of the case's name, such as a node, a recipe or a job."""
     name: str
     outcome: Outcome
     text: str = ""
@@ -114,7 +114,7 @@ def verdict_cases(judged: "Iterable[Judged]", left_out: "Iterable[ExcludedRun]")
 
 
 def comparison_cases(comparison: "Comparison") -> Iterator[JunitCase]:
-    """Yield one case per recipe and excluded run. A recipe without a valid run after the change counts as an error."""
+    """Yield one case per recipe and excluded run. A recipe with only flawed runs after the change is an error."""
     for row in comparison.rows:
         change = "" if row.delta_pct is None else f"{row.delta_pct:+.2f} % step time"
         if row.ci95_pct:

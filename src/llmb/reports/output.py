@@ -22,8 +22,8 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
-    """Print a document as JSON, a text, or tables separated by empty lines. Tables are as wide as the terminal, or as
-    wide as needed if the output is not a terminal.
+    """Print a document as JSON, a text, or tables separated by empty lines. Tables are at most as wide as the terminal,
+    if the output is a terminal.
     """
     match result:
         case dict():
@@ -38,7 +38,7 @@ def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
-    """Print a value as JSON. Raise ValueError if JSON cannot represent it, EnvironmentProblem if writing fails."""
+    """Print a value as indented JSON."""
     _write(json_text(document) + "\n")
 
 

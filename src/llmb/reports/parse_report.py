@@ -325,7 +325,6 @@ def _result(run: AnalyzedRun, name: str) -> dict[str, Any]:
 
 
 def _release_source(run: AnalyzedRun) -> Literal["record", "path", "form of the name"] | None:
-    """Return the source of the release, such as the form of the file's name; None if there is no release."""
     if run.release is None:
         return None
     if run.recipe and run.recipe.release:

@@ -131,7 +131,6 @@ def add_other_runs(table: Table, result: Result) -> None:
 
 
 def _conditions(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
-    """Yield the conditions of a measurement: caveats, network, weights and data, sequences, and parameters."""
     warnings = {"NOT A MEASUREMENT": result.measurement_reason, "note": result.note, "UNTRIED": result.untried}
     yield from ((name, text) for name, text in warnings.items() if text)
     for fault in result.network.faults if result.network else ():

@@ -98,7 +98,7 @@ class Column(Generic[Row]):
 
 @dataclass(slots=True)
 class Table:
-    """A table of plain-text cells without markup; control characters in them are made visible."""
+    """A table of plain-text cells without markup."""
 
     title: str
     columns: list[Column[Any]]

@@ -201,7 +201,6 @@ def left_out_lines(left_out: Sequence[ExcludedRun]) -> list[str]:
 
 
 def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
-    """Return the runs that count as measurements, or all runs if none does."""
     return [run for run in judged.runs if flaw_of(run) is None] or judged.runs
 
 
@@ -293,7 +292,7 @@ def _unmatched_text(one: Unmatched) -> str:
 
 
 def _answer(comparison: Comparison) -> str:
-    """Return a title: the verdict with the only recipe's change, or with the number of recipes with this verdict."""
+    """Return a title: the verdict, and the only recipe's change or the number of recipes that have this verdict."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     varied = f"{before}, varying {', '.join(comparison.vary)}"
     if len(rows) != 1 or rows[0].delta_pct is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run in the form in which commands analyze it, whichever program trained it. Pure.
 
-``AnalyzedRun`` is made from a run's folder (``recorded_run``), a log (``logged_run``), or a comparison of engines.
+Most are made from a run's folder (``recorded_run``), a log (``logged_run``), or a comparison of engines.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

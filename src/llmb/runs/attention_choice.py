@@ -48,22 +48,22 @@ gradients of queries and keys in a fixed order; ``math`` computes gradients by m
 
 
 class Trial(Record):
-    """The result of trying a backend at the run's shapes, forward and backward."""
+    """The result of trying a backend at the shapes of a run or a benchmark, forward and backward."""
 
     backend: AttentionBackend
     repeats_heads: bool = False
     """True if each KV head is copied for every query head of its group: required, or tried because it may be faster."""
     milliseconds: float | None = None
-    """Time of all attention layers of the first rank for one micro-batch; None if not timed."""
+    """Time of the first rank's attention layers for one micro-batch, or of a benchmark's call; None if not timed."""
     distance: float | None = None
-    """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None if the
-    backend cannot be used, and for ``math``, which is exact."""
+    """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None if none
+    was compared, as for ``math``, which is exact."""
     problem: str | None = None
     """The reason why the backend cannot be used; None if it can."""
 
 
 class AttentionReport(Record):
-    """The backend of a run, as recorded in ``run.json``."""
+    """A selected backend, with the trials; that of a run is recorded in ``run.json``."""
 
     choice: AttentionChoice
     backend: AttentionBackend
@@ -89,9 +89,9 @@ def try_backends(
     packed: bool = False,
     deterministic: bool = False,
 ) -> list[Trial]:
-    """Try the backends that ``choice`` allows. ``attempt`` tries one and, if its last argument is True, times it, also
-    with repeated heads. ``auto`` times all fused backends of a GPU; on a CPU, or with deterministic algorithms, it only
-    tries them until one works, because times vary. If none works, ``auto`` tries ``math``.
+    """Try the backends that ``choice`` allows. ``attempt`` tries one and, if its last argument is True, times it.
+    ``auto`` times all fused backends of a GPU; on a CPU, or with deterministic algorithms, it only tries them until one
+    works, because times vary. If none works, ``auto`` tries ``math``.
     """
     if choice != "auto":
         return attempt(choice, False)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of a run: the weights that it starts with, the time of saves and loads (never part of a step time), and
-space on disk."""
+"""Checkpoints of a run: the weights that it starts with, the time of saves and loads, and space on disk."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -42,7 +41,7 @@ def check_space(plan: Plan, folder: Path) -> None:
 
 
 def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:
-    """Raise EnvironmentProblem if the weights of ``model`` alone do not fit on the disk of ``folder``."""
+    """Raise EnvironmentProblem if ``bytes_each`` per parameter of ``model`` do not fit on the disk of ``folder``."""
     need = bytes_each * parameter_count(model)[0]
     check_room("the weights need", need, folder, "free some space, or use a folder on another disk")
 
@@ -84,12 +83,12 @@ class CheckpointReport:
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in the slowest save; None if it is unknown or nothing was saved."""
     load_gb_per_s: float | None = None
-    """Rate of the load; above the disk's if the verification has just read the files into memory."""
+    """Rate of the load, which can exceed the disk's: verification may have just read the files into memory."""
     slowest_load_rank: int | None = None
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | Missing | None:
-    """Report on a run's checkpoints; return Missing if a file is unreadable, None if nothing is loaded or saved."""
+    """Report on a run's checkpoints; return Missing if their times are unreadable, None if none is loaded or saved."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     return read_or_missing("the times of checkpoints", lambda: _report(folder, plan, steps))
@@ -124,7 +123,7 @@ def loads_weights(plan: Plan) -> bool:
 
 
 def check_weights(plan: Plan) -> None:
-    """Raise UsageError or OSError if initial weights, or the base of resumed adapters, are unreadable or do not fit."""
+    """Raise UsageError or OSError if initial weights, or adapters to resume from, are unreadable or do not match."""
     if plan.weights is not None and loads_weights(plan):
         checkpoint = read_checkpoint(Path(plan.weights.path))
         if problems := list(weights_problems(plan, checkpoint.record)):

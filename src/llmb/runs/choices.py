@@ -60,7 +60,7 @@ class Parallelism(Record):
 
     @property
     def keeps_parameters(self) -> bool:
-        """Return whether every rank holds complete parameters."""
+        """Return whether data-parallel ranks hold the same parameters, unsharded."""
         return self.dp_sharding in ("optimizer", "none")
 
     def replicas(self, layout: Layout) -> Replicas:
@@ -118,8 +118,7 @@ def valid_shard_sizes(layout: Layout) -> list[int]:
 LARGEST_PART = 1 / 32
 """Maximum fraction of the GPU's memory for kept logits: 2.5 GB of 80, 4.4 GB of 141.
 
-Keeping them saves one of four products of the head, 1 to 2 % of a step, but takes memory at the peak of activations. A
-layout that fits must leave as much free for unplanned memory: the CUDA context, NCCL's buffers and fragmentation.
+Keeping them saves one of four products of the head, 1 to 2 % of a step, but takes memory at the peak of activations.
 """
 LEAST_MEMORY_GB = 2
 """The memory (GB) assumed for a CPU, or for a GPU that is not in the catalogue."""
@@ -140,7 +139,7 @@ DEFAULT_RESOURCE_INTERVAL_S = 1.0
 
 
 def logits_gb(recipe: Recipe) -> float:
-    """Return the size in 10^9 bytes of one micro-batch's logits on a rank that computes them, in the run's dtype."""
+    """Return the 10^9 bytes of a micro-batch's logits on a rank that computes them; in FP8 runs, logits are bf16."""
     layout, size = recipe.layout, 4 if recipe.dtype is Dtype.FP32 else 2
     return layout.mbs * layout.seq_len / layout.cp * rank_model(recipe.model, layout).vocab_size * size / 1e9
 

@@ -48,7 +48,7 @@ from llmb.runs.steps import Step, count_steps
 from llmb.runs.trace_reports import ProfileReport
 
 NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network", "machine")
-"""The fields that an impossibly fast, and therefore invalid, result keeps."""
+"""The fields, besides ``steps``, that an impossibly fast, and therefore invalid, result keeps."""
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
 """Fields of a result that a pretended rank cannot have."""
 MOST_PROFILED = 0.5
@@ -109,7 +109,7 @@ class RunEvidence:
     """All evidence for the result of a run."""
 
     plan: EnginePlan
-    """The plan, with the window of the statistics, even if the window's rule is ``auto``."""
+    """The plan, whose window is that of the statistics, even if its rule is ``auto``."""
     steps: Sequence[Step]
     exit_code: int = 0
     log_tail: str = ""
@@ -125,11 +125,11 @@ class RunEvidence:
     """The contradiction in the record of a run that completed its steps, if any."""
     environment: Environment | None = None
     samples: Sequence[Sampled] | Missing = NOT_SAMPLED
-    """The samples of the run's nodes; Missing if there are none to read."""
+    """The samples of the run's nodes, perhaps none; Missing if they were not taken or cannot be read."""
 
 
 def if_possible(result: Result) -> Result:
-    """Return ``result`` or, if its FLOP rate exceeds the GPUs' peak, an invalid result without measurements."""
+    """Return ``result`` or, if its FLOP rate exceeds the GPUs' peak, an invalid result that keeps ``NO_FIGURES``."""
     why = why_too_fast(result.tflops_per_gpu or {}, result.peak_tflops)
     if why is None:
         return result
@@ -221,7 +221,7 @@ def _device_memory(evidence: RunEvidence) -> DeviceMemory | Missing:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """Report the rises of counters and the kernel messages on a run's nodes; Missing if no samples are usable.
+    """Report the rises of counters and the kernel messages on a run's nodes; Missing if the samples are unusable.
     ``nodes`` and ``count`` are as for ``find_events``."""
     if isinstance(samples, Missing):
         return samples
@@ -306,7 +306,6 @@ def _fp8(evidence: RunEvidence, steps: Sequence[Step]) -> Fp8Report | None:
 def _used(
     evidence: RunEvidence, inside: Sequence[Step], statistics: Statistics | Missing
 ) -> tuple[ResourceUse | Missing, OtherWork | Missing]:
-    """Return the use of resources, and other work, in the steps ``inside``; Missing without samples or statistics."""
     plan, environment, samples = evidence.plan, evidence.environment, evidence.samples
     if isinstance(samples, Missing):
         return samples, samples
@@ -379,7 +378,7 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
-    """Describe the first gap or repetition in ``numbers``: all steps, between the steps before and after the run."""
+    """Describe the first gap or repetition in ``numbers``, which begin before and end after the run's steps."""
     for before, number in pairwise(numbers):
         if number != before + 1:
             repeated = "was written twice" if number == before else f"is written after step {before}"
@@ -468,7 +467,7 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Return the steady window of ``steps``, perhaps with step numbers that ``steps`` lacks; None if there is none."""
+    """Return the steady window of ``steps``, which may span numbers that ``steps`` lacks; None if there is none."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None

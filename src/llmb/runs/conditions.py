@@ -77,7 +77,7 @@ MOST_LISTED = 4
 
 
 def key_of(configuration: Mapping[str, Value]) -> str:
-    """Return a key that is equal for equal configurations only."""
+    """Return a digest of ``configuration``."""
     return hashlib.sha256(_ENCODER.encode(configuration).encode()).hexdigest()[:KEY_DIGITS]
 
 
@@ -88,7 +88,7 @@ class RunIdentity(Record):
 
     @property
     def key(self) -> str:
-        """Return a key that is equal for repeats only."""
+        """Return a key that repeats share."""
         return key_of(self.configuration)
 
 
@@ -211,7 +211,6 @@ def _hardware(environment: Environment | None) -> dict[str, Any]:
 
 
 def _common(values: Sequence[Value]) -> Value | tuple[Value, ...]:
-    """Return the common value, or else all different values, sorted; None if all are unknown."""
     different = sorted({value for value in values if value is not None}, key=str)
     return different[0] if len(different) == 1 else tuple(different) or None
 
@@ -221,7 +220,7 @@ def _releases(plan: Plan) -> tuple[str, ...] | None:
 
 
 class Drift(Record):
-    """A changed setting of a node. A value is None if the setting was not reported."""
+    """A changed setting of a node. A value is None if the setting was unset or not reported."""
 
     node: str
     key: str
@@ -373,7 +372,7 @@ def worth(condition: Condition) -> str:
 
 
 def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:
-    """Return the differing conditions that have an effect on a verdict, the most important first."""
+    """Return the conditions that differ and are not ignored, those with the strongest effect first."""
     conditions = []
     for key in own.keys() | reference.keys():
         values = own.get(key), reference.get(key)

@@ -99,7 +99,7 @@ class Environment(Record):
     kernels: tuple[KernelCheck, ...] | None = None
     """Checks of rank 0, and failed checks of other ranks; empty if no kernel needs a check, None until they ran."""
     ptxas: str | None = None
-    """Version of the assembler of Triton's kernels; None if the node has no GPU or no Triton."""
+    """Version of the assembler of Triton's kernels; None on a CPU or without Triton."""
     driver: str | None = None
     """Driver of the GPUs."""
     cuda_driver: str | None = None
@@ -108,14 +108,13 @@ class Environment(Record):
     cpu: str | None = None
     """Model of the first node's CPU."""
     binding: str | None = None
-    """CPUs and memory to which the first rank is bound, or the reason for no binding. None if binding was not tried:
-    on CPUs or with one GPU."""
+    """CPUs and memory to which the first rank is bound, or the reason for no binding; None if it was not tried."""
     gpus: tuple[GpuState, ...] | None = None
-    """State of all GPUs of the run before its first step; None if it has no GPUs, or nodes have no nvidia-smi."""
+    """State of all GPUs of the run before its first step; None if nvidia-smi described none."""
     device_memory: DeviceMemory | None = None
-    """None on a CPU, and for a run that did not end by itself."""
+    """None unless llmb's engine trained on GPUs until the run ended by itself."""
     gpus_at_end: tuple[GpuState, ...] | None = None
-    """State of the GPUs right after the last step; None also for a run that did not end by itself."""
+    """State of the GPUs right after the last step; None as for ``device_memory`` and for ``gpus``."""
     untried: str | None = None
     """A note that this version of torch was never tested; None if it was tested."""
     rdma_ports: tuple[RdmaPort, ...] | None = None

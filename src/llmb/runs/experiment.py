@@ -52,7 +52,6 @@ def run_parent(install: Path, plan: Plan, name: str | None = None) -> Path:
 
 
 def _parts(plan: Plan, program: str, arguments: Mapping[str, str]) -> str:
-    """Return the rest of the name, each part after an underscore: GPU type, program, differences from the recipe."""
     parts = [*_layout_parts(plan.recipe), *_program_parts(program, arguments)]
     settings = "_".join([*_data_parts(plan), *_engine_parts(plan)])
     parts.append(settings if len(settings) <= LONGEST else f"set-{_digest(settings)}")
@@ -137,7 +136,7 @@ PROBE_BYTES = 4096
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
     """Create the new, empty folder of a run of the experiment ``name`` (by default with llmb's engine), and the
-    run's folder in the plan's directory for checkpoints, if any. Raise the errors of ``stamped_folder``."""
+    run's folder in the plan's directory for checkpoints, if any. Raise UsageError or EnvironmentProblem on failure."""
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
 

@@ -241,13 +241,13 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
 
 
 def first_failure(log: str) -> str | None:
-    """Describe the rank that most likely failed first, and its error; return None if the log names none."""
+    """Describe the rank, task or node that most likely failed first, and how; return None if the log names none."""
     failure = _find(log)
     return failure.sentence if failure else None
 
 
 def failed_host(log: str) -> str | None:
-    """Return the node of the rank that failed first; None if it is unknown, or if the rank only lost a connection."""
+    """Return the node of the first failure; None if it is unknown, or if a rank only lost a connection."""
     failure = _find(log)
     return failure.host if failure and not VICTIM.search(failure.how) else None
 
@@ -277,7 +277,7 @@ class _Failure(NamedTuple):
 
 def _find(log: str) -> _Failure | None:
     """Find the failure that caused the others, if any. After a stall, all further failures are consequences. A node
-    that was not ready ended the run before any worker could fail. Otherwise a rank killed from outside comes first,
+    that was not ready ended the run before any worker could fail. Otherwise a rank killed by a signal comes first,
     then a rank that failed by itself, a task that srun reports killed, a rank that ended silently, and a rank that lost
     its connection. Which of them the launcher reports first is chance.
     """

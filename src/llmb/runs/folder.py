@@ -70,7 +70,7 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of one run, all below ``path``."""
+    """The files of one run, below ``path``."""
 
     path: Path
     record = Inside("run.json")
@@ -114,7 +114,7 @@ class RunFolder:
     task = Inside("task.json")
     """Record of a job that trains nothing, instead of ``record``."""
     job_end = Inside("job_end.json")
-    """The end of the batch script, for whatever reason, written by the script itself."""
+    """The end of the batch script, written by the script itself unless it is killed."""
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ class RunFolder:
         return self.path / f"sbatch_{self.name}.out"
 
     def steps_of_attempt(self, number: int) -> Path:
-        """Return the file with all steps of attempt ``number``, written when the next attempt starts."""
+        """Return the file with all steps at the end of attempt ``number``, written when the next attempt starts."""
         return self.path / f"metrics-attempt{number}.jsonl"
 
     def resources_of(self, node: str) -> Path:
@@ -316,7 +316,7 @@ def link_latest(install: Path, folder: RunFolder) -> None:
 
 
 class BrokenRecord(EnvironmentProblem, ValueError):
-    """A file of a run folder does not contain valid data."""
+    """A file that llmb stored does not contain valid data."""
 
 
 def read_stored(path: Path, shape: type[Shape]) -> Shape:

@@ -80,7 +80,7 @@ class TrainingInputs(Record):
 class PredictedStep(Record):
     """The prediction of ``llmb predict`` for a run before it starts.
 
-    The seconds by cause in ``breakdown_s`` sum to ``step_time_s``; in 95 % of runs the step time is in ``ci95_s``.
+    The seconds by cause in ``breakdown_s`` sum to ``step_time_s``, whose 95 % interval is ``ci95_s``.
     """
 
     step_time_s: Positive
@@ -180,7 +180,7 @@ class ComputePath(Record):
     """The engine's code paths for a run, as saved in ``run.json``."""
 
     shards_parameters: bool
-    """Ranks shard parameters, gradients and optimizer state (FSDP); otherwise each rank holds all."""
+    """Ranks shard parameters, gradients and optimizer state (FSDP); otherwise each holds all parameters."""
     exchanges_updates: bool
     """Ranks that hold all parameters sum gradients and, with sharding ``optimizer``, exchange updated parameters."""
     keeps_gathered: bool
@@ -226,7 +226,7 @@ class EnginePlan(Plan):
     group_experts: bool = False
     force_load_balancing: bool = False
     capacity_factor: Positive | None = None
-    """Rows that each expert computes, relative to an equal share of a rank's tokens; None if no token is dropped."""
+    """Rows that each expert computes, relative to an equal share of a rank's tokens x top-k; None to drop none."""
     parallelism: Parallelism = Parallelism()
     stall_limit_s: Count = DEFAULT_STALL_LIMIT_S
     resource_interval_s: Positive | None = None
@@ -369,7 +369,6 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 
 def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
-    """Return the chosen kind of document lengths; None to keep that of the resumed training or the recipe."""
     if choices.document_tokens is not None:
         return "uniform"
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None

@@ -52,7 +52,7 @@ MOST_DIFFERENCES = 3
 
 @dataclass(slots=True)
 class Search:
-    """A search for the inputs of a run. Items in ``missing`` can be prepared; ``problems`` cannot be fixed this way."""
+    """A search for the inputs of a run, which collects inputs that are not prepared, and other problems."""
 
     catalogue: Catalogue
     recipe: Recipe
@@ -216,7 +216,6 @@ class Search:
         return TrainingInputs(weights=weights, **data)
 
     def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
-        """Return the base weights of saved adapters, from ``--weights`` or else from their recorded path, if any."""
         recorded = saved_base(adapters.record)
         if self.choices.weights:
             return self._checked(read_checkpoint(Path(self.choices.weights)), recorded.name if recorded else None)
@@ -251,7 +250,6 @@ class Search:
         return f" --source small/{name}" if self.source and self.source.page is None else ""
 
     def _length(self) -> str:
-        """Return the option for the sequence length; empty if all layouts of the model's size have this length."""
         tables = find_workload(self.catalogue, self.recipe.workload).layouts
         lengths = {table.seq_len for table in tables if table.size == self.recipe.size}
         length = self.recipe.layout.seq_len
@@ -272,7 +270,7 @@ def initial_weights(saved: SavedCheckpoint, name: str | None = None) -> InitialW
 
 
 def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
-    """Return the mean statistics of the packs for ``model``'s attention. Raise OSError or ValueError if unreadable."""
+    """Return the mean statistics of the packs for ``model``'s attention. Raise the errors of ``map_arrays``."""
     chunked = model.chunked_attention
     squares = None
     if chunked and packed.longest_document > chunked.chunk_size:
@@ -356,7 +354,7 @@ OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
     """Return the arguments with which ``llmb run`` and ``submit`` repeat a run, without default values.
 
-    The repeat is not profiled. Raise UsageError if the catalogue does not have the recipe.
+    The repeat is neither profiled nor traced. Raise UsageError if the catalogue does not have the recipe.
     """
     recipe, rank = plan.recipe, plan.recipe.pretended_rank
     request = _request(recipe)

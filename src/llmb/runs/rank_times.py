@@ -24,7 +24,7 @@ from llmb.runs.folder import BrokenRecord
 from llmb.runs.steps import read_lines
 
 MOST_VALUES = 1 << 20
-"""Maximum number of values of a whole run, about 8 MB: enough for a line for each of 12 steps of 20,000 ranks."""
+"""Maximum number of values of an attempt, about 8 MB: enough for a line for each of 12 steps of 20,000 ranks."""
 
 
 class RankTime(NamedTuple):

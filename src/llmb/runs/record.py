@@ -58,7 +58,7 @@ def seconds_of(time: str | None) -> float | None:
 
 
 class BegunJob(Record):
-    """The job of one start of a run, as reported by its batch script."""
+    """The job of one start of a run."""
 
     scheduler: str
     job_id: str
@@ -138,7 +138,7 @@ class VboostOutcome(Record):
 
 
 class RunRecord(ReasonedRecord):
-    """The content of ``run.json``. ``environment`` comes from the workers; None until they have written it."""
+    """The content of ``run.json``. ``environment`` is from the workers; None until the run ends, or if missing."""
 
     schema_version: Literal[3] = 3
     """Lower versions were written by development versions before 0.1."""
@@ -169,7 +169,7 @@ class RunRecord(ReasonedRecord):
     job: BegunJob | None = None
     """The job in which the run last started; None until it starts."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """Environment variables that llmb set for the workers."""
+    """Environment variables that llmb set for the workers; empty for a queued run."""
     retries: int = 0
     """The number of times that a scheduler may restart the run; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
@@ -295,7 +295,6 @@ def write_record(folder: RunFolder, record: RunRecord) -> None:
 
 
 def _check_links(folder: RunFolder) -> None:
-    """Raise PermissionError if the folder is reached through another user's link."""
     if link := foreign_link(folder.path):
         raise PermissionError(errno.EPERM, "it is behind another user's link, which is not followed", str(link))
 
@@ -425,7 +424,6 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
 
 
 def _ended_attempts(folder: RunFolder, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """Return the attempts so far, the last with its end if the batch script recorded it."""
     try:
         end = read_job_end(folder)
     except ValueError:

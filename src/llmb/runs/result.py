@@ -77,7 +77,7 @@ class Fp8Report:
     saturated_tensors: float
     not_finite_tensors: float
     product: Fp8Product | None = None
-    """None for a run that ended before it chose a product."""
+    """None if it was not recorded."""
 
 
 class Loss(Record):
@@ -88,7 +88,7 @@ class Loss(Record):
 
 
 class Parameters(Record):
-    """Numbers of parameters; ``active`` counts only the experts that process a token."""
+    """Numbers of parameters; ``active`` omits experts that do not process a token."""
 
     total: int
     active: int
@@ -120,7 +120,7 @@ class Reference(Record):
     window: Window | None = None
     """None if the steps are unknown, differ between runs, or are only in ``window_text``."""
     window_text: str = ""
-    """The window in the words of the source."""
+    """The window as text; empty if unknown."""
     convention: str | None = None
     """The convention by which the source counts FLOPs; None if it has only a step time."""
     source: str
@@ -133,7 +133,7 @@ class Condition(Record):
     """A difference between a run and its reference, or a fault of one. A value is None if that side reports none."""
 
     key: str
-    """Dotted, such as ``software.driver``."""
+    """For example ``software.driver``."""
     own: str | None
     reference: str | None
     effect: Effect
@@ -194,7 +194,7 @@ class Result(ReasonedRecord):
     measurement_reason: str | None = None
     """The reason why the statistics are not a measurement; None if they are one, or without statistics."""
     checkpoint: CheckpointReport | Missing | None = None
-    """None for a run that neither loads nor saves."""
+    """None for a run by another program, and for one that neither loads nor saves."""
     profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | Missing = Missing("the load of experts was not recorded")
     """Balance of the experts of a run by llmb's engine."""
@@ -206,7 +206,7 @@ class Result(ReasonedRecord):
     real_tokens_per_s: float | None = None
     """Rate without padding; equal to ``tokens_per_s`` if sequences are not packed."""
     packing: Annotated[Packing, WrapValidator(ValidateOnce())] | None = None
-    """Statistics of the sequences of the window's steps or, if unknown, of the recipe's; None if not packed."""
+    """Statistics of the window's sequences or, if unknown, the recipe's; None if not packed, or without statistics."""
     parameters: Annotated[Parameters, WrapValidator(ValidateOnce())] | None = None
     """None if the run has no statistics."""
     tflops_per_gpu: dict[str, float | None] | None = None

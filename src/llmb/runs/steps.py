@@ -129,7 +129,7 @@ def count_steps(steps: Sequence[Step]) -> Counters | None:
 
 
 def step_to_json(step: Step) -> str:
-    """Format a step as one line. JSON has no NaN: such a value becomes null, and ``not_finite`` has its text."""
+    """Format a step as one line. JSON has no NaN or infinity: they become null, and ``not_finite`` has its text."""
     values: dict[str, Any] = asdict(step)
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     spoiled = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}

@@ -138,7 +138,7 @@ DECIDING = (
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
     *("NCCL_NET_GDR_LEVEL", "NCCL_NET_DISABLE_GDR"),
 )
-"""Variables that choose the network."""
+"""Variables that choose the network or GPUDirect."""
 SILENT = "NCCL reported nothing about its network in the run's files"
 
 

@@ -60,7 +60,7 @@ class CauseRule(Record):
     name: CauseName
     title: str
     confirm: str
-    """A command that confirms the cause; ``{run}`` is the run's folder, ``{command}`` runs the recipe."""
+    """A command that confirms the cause; ``{run}`` is the run's folder or log, ``{command}`` runs the recipe."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
     """True if a difference in these keys changes the step time."""
@@ -173,7 +173,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceEvidence:
-    """All facts about the reference. Its step time is for as many sequences per GPU as a step of the run has."""
+    """All facts about the reference. A baseline's step time is scaled to the run's sequences per GPU, if known."""
 
     reference: Reference
     differing: tuple[Condition, ...] = ()
@@ -499,7 +499,6 @@ FINDERS: Mapping[CauseName, Finder] = {
 
 
 def _host_ahead(run: Evidence) -> list[float]:
-    """Return the seconds by which the host is ahead of the GPU in each step; empty for a device without a queue."""
     return [step.host_ahead_s for step in run.steps if step.host_ahead_s is not None]
 
 

@@ -58,7 +58,7 @@ class Row(Record):
     noise_pct: float | None
     """Standard deviation between repeats, in percent; None if unknown: the interval then uses an assumed value."""
     earlier_runs: int
-    """Number of earlier runs that ``noise_pct`` is estimated from, if each side has a single run."""
+    """Number of other repeats that ``noise_pct`` is estimated from, if each side has a single run."""
     verdict: VerdictName
     soft: bool
     """True if the spread between repeats or the number of GPUs is unknown, if the windows differ, or if a run had a
@@ -70,7 +70,7 @@ class Row(Record):
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
-    """``gpu_time_per_token`` if the two sides do different work per step."""
+    """``gpu_time_per_token`` if comparable sides do different work per step and GPU."""
     speed_up: float | None
     """The ratio of tokens per second and GPU, after to before; None if the sides are not comparable."""
     scaling: Scaling | None
@@ -88,7 +88,7 @@ class Unmatched(Record):
     differs: tuple[Difference, ...]
     """Differences from the most similar recipe of the other side; empty if no recipe there is similar."""
     reason: str | None
-    """For ``side`` before, the reason why its runs after are not measurements, if there are any; else None."""
+    """For ``side`` before: why the recipe's runs after are not measurements, if there are any; else None."""
 
 
 class LeftOutRun(Record):
@@ -147,7 +147,7 @@ def compare_runs(
 ) -> Comparison:
     """Compare runs by recipe; if ``after`` is None or the same, compare groups of ``before`` that differ in ``vary``.
 
-    ``earlier`` returns earlier repeats of a run, which show the spread if a row has one run on each side.
+    ``earlier`` returns other repeats of a run, which show the spread if a row has one run on each side.
     Raise UsageError for an unknown name in ``vary``, and for an empty ``vary`` if ``after`` is None or the same.
     """
     ended = (*before.runs, *(after.runs if after else ()))
@@ -241,7 +241,7 @@ def _disturbed(pair: Pair) -> Iterator[str]:
 
 
 def _other_window(pair: Pair) -> str | None:
-    """Return why a row is soft if the sides average other steps; all steady states are alike."""
+    """Return why a row is soft if the sides average different steps; all steady states are alike."""
     before, after = (sorted({str(kind_of_window(run)) for run in side.runs}) for side in (pair.before, pair.after))
     return None if before == after else f"window: {', '.join(before)} before, {', '.join(after)} after"
 

@@ -194,7 +194,6 @@ def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iter
 
 
 def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
-    """Return the recipe of an entry; None if the entry is incomplete, or if the catalogue has no such recipe."""
     if not (expected.workload and expected.size and expected.dtype and expected.gpu_type and expected.scale):
         return None
     overrides = Overrides(**expected.layout.model_dump(exclude_none=True))

@@ -75,7 +75,7 @@ class Explanation(Record):
     """The run's folder, or its log."""
     step_time_s: float
     reference_s: float | None
-    """The step time of the reference for the same number of sequences per GPU; None if there is no reference."""
+    """The step time of the reference, scaled as in ``ReferenceEvidence``; None if there is no reference."""
     reference: str | None
     gap_s: float | None
     """Seconds by which a step takes longer than the reference's; None if there is no reference."""
@@ -292,7 +292,6 @@ def _evidence(run: AnalyzedRun, steps: Sequence[Step]) -> Evidence:
 
 
 def _steps_of(run: AnalyzedRun) -> list[Step]:
-    """Return all steps of a run; none for a log. Raise BrokenRecord or OSError if they cannot be read."""
     return read_steps(RunFolder(run.path).steps) if run.record else []
 
 
@@ -416,7 +415,6 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
 
 
 def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
-    """Return the run's mean step time in ``window``; None without a window, or if a step is missing or profiled."""
     if window is None:
         return None
     inside = [step.step_time_s for step in steps if step.step in window and not step.profiled]
@@ -424,7 +422,6 @@ def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
 
 
 def _words(run: AnalyzedRun) -> dict[str, str]:
-    """Return values for placeholders in commands that confirm causes; generic names if the recipe is unknown."""
     recipe = run.recipe
     if recipe is None:
         unknown = {"workload": "WORKLOAD", "size": "SIZE", "gpu_type": "TYPE", "last_rank": "N"}

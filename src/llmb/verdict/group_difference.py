@@ -3,8 +3,8 @@
 
 Logarithms of run means are compared by their medians, so that one bad run among several does not decide. The interval
 is Student's t: with a common spread for groups of equal size, with both spreads (Welch) for groups of different size,
-and with the spread of the larger group for a single run. For two single runs, the spread of repeats is that of earlier
-runs. Without earlier runs, ``ASSUMED_SPREAD_PCT`` is added to the uncertainty of their steps; the verdict is soft.
+and with the spread of the larger group for a single run. For two single runs, the spread of repeats is that of other
+runs. Without other runs, ``ASSUMED_SPREAD_PCT`` is added to the uncertainty of their steps; the verdict is soft.
 """
 
 import math
@@ -97,7 +97,7 @@ estimates are right."""
 REPEATS = 3
 """Suggested number of runs per group if the spread between runs is unknown."""
 FEWEST_EARLIER = 3
-"""Minimum number of earlier runs to estimate the spread between repeats from."""
+"""Minimum number of runs to estimate the spread between repeats from."""
 ASSUMED_SPREAD_PCT = 1.0
 """Assumed standard deviation between repeats if it is unknown: chips of one type, or one chip at different
 temperatures, differ by as much."""
@@ -112,7 +112,7 @@ NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 @dataclass(frozen=True, slots=True)
 class RunSpread:
-    """The spread between repeats: the standard deviation of the logarithms of the means of ``runs`` earlier runs."""
+    """The spread between repeats: the standard deviation of the logarithms of the means of ``runs`` other runs."""
 
     spread: float
     runs: int
@@ -136,7 +136,7 @@ class GroupDifference:
     node_effect: str | None
     """A description of nodes that may explain the difference."""
     earlier_runs: int = 0
-    """Number of earlier runs that determine the noise, if each side has a single run."""
+    """Number of other runs that determine the noise, if each side has a single run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,6 @@ def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, to
 
 
 def _digits_above(value: float, limit: float) -> int:
-    """Return the fewest decimals with which ``value`` is still above ``limit`` after rounding."""
     return next((n for n in range(1, MOST_DIGITS) if round(value, n) > limit), MOST_DIGITS)
 
 
@@ -293,7 +292,6 @@ def _spread_seen(freedom: int) -> float:
 
 
 def _precision_of(spread: float, sizes: Sequence[int]) -> _Precision:
-    """Return the precision for groups of these sizes with a common spread."""
     return _Precision(spread, spread * math.sqrt(sum(map(_variance_of_median, sizes))), sum(sizes) - 2)
 
 

@@ -75,7 +75,7 @@ def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
 
 
 def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
-    """Judge a run by the published figure or, if there is none, by earlier runs of its recipe on the same nodes."""
+    """Judge ``run`` by the published figure or, if it has a record but no figure, by earlier repeats on its nodes."""
     judged = judge_published(run, tolerance)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]

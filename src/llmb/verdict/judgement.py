@@ -164,7 +164,6 @@ def _tolerance(verdict: Verdict, digits: int) -> str:
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
-    """Yield the reason for an unclear verdict, and the number of runs that would settle it."""
     if verdict.more_runs:
         yield f"{counted(verdict.more_runs, 'more run')} would settle it"
     reason = (verdict.reason or "").removeprefix(_unseen(verdict)).removeprefix("; ")
@@ -181,7 +180,6 @@ def _unseen(verdict: Verdict) -> str:
 
 
 def _shown(verdict: Verdict) -> Iterator[str]:
-    """Yield the smallest change that the data would have shown, if no difference was found."""
     smallest, limit = verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if smallest is None or verdict.verdict not in ("pass", "inconclusive"):
         return
@@ -214,7 +212,6 @@ def _spoiled(title: str, condition: Condition, reference: str) -> str:
 
 
 def _of_one(text: str) -> str:
-    """Return the text about the first run, and the number of further texts."""
     first, *others = text.split(BETWEEN_RUNS)
     return f"{first} (and {len(others)} more like it)" if others else first
 
@@ -284,7 +281,7 @@ def stated_conditions(run: AnalyzedRun) -> dict[str, str]:
 def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
     """Return the statistics of one run's steps, or of the means of several runs; None if no run has statistics.
 
-    Invalid runs count only if no run is valid.
+    Flawed runs count only if all runs are flawed.
     """
     counted = [run for run in runs if flaw_of(run) is None] or runs
     known = [run.step_time_s for run in counted if run.step_time_s]
@@ -334,7 +331,6 @@ def _finding_against_figure(
 
 
 def _said(found: Verdict) -> str | None:
-    """Return the reason for a verdict; None if it only repeats that the verdict is unclear."""
     return None if found.reason == UNDECIDED else found.reason
 
 
@@ -387,7 +383,7 @@ def judge_against_runs(
     """Judge whether the repeats ``runs`` are as fast as the runs of ``baseline``, which must not be empty.
 
     ``reference`` describes the baseline. The default tolerance depends on whether both sides used the same nodes.
-    ``known`` is the spread of earlier repeats, used if each side has a single run.
+    ``known`` is the spread of other repeats, used if each side has a single run.
     """
     valid = [run for run in runs if flaw_of(run) is None]
     counted = valid or runs

@@ -243,7 +243,6 @@ def _title(values: Mapping[str, str]) -> str:
 
 
 def _distinction(values: Mapping[str, str], same: Sequence[Mapping[str, str]]) -> str:
-    """Return the keys and values to append to a title so that it differs from equal titles."""
     chosen: list[str] = []
     differing = [key for key in dict.fromkeys((*TITLE_KEYS, *values)) if len({other.get(key) for other in same}) > 1]
     for key in differing:
@@ -267,7 +266,7 @@ def _texts(group: MatchedRuns) -> dict[str, str]:
 
 
 Earlier = Callable[[AnalyzedRun], Sequence[AnalyzedRun]]
-"""A function that returns earlier runs with a run's configuration on the same nodes."""
+"""A function that returns a run and its repeats on the same nodes, made shortly before and after it."""
 
 
 def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
@@ -275,7 +274,7 @@ def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
 
 
 def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> RunSpread | None:
-    """Return the larger spread of the sides' earlier repeats; None unless each side is one run on the same nodes."""
+    """Return the larger spread of the sides' other repeats; None unless each side is one run on the same nodes."""
     if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
         return None
     compared = {run.counted_as for run in (*before, *after)}

@@ -151,7 +151,7 @@ def documented_steps(recipe: Recipe, window: Window) -> str:
 
 
 def _interval(figure: Expectation, window: Window | None) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of a published mean step time; None if deviation or steps are unknown."""
+    """Return the 95 % confidence interval of a published mean; None without a deviation and several known steps."""
     if figure.step_time_std_s is None or window is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)

@@ -272,7 +272,7 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """Update the sizes of a module's parameters if FSDP has freed or gathered the first or the last of them."""
+        """Update the sizes of each module's gathered parameters if that of the first or the last has changed."""
         for tensors in self.gathered.values():
             ends = (*tensors[:1], *tensors[-1:])
             if sum(self.memory.resize(each.untyped_storage()) for each in ends):

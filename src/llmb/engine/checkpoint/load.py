@@ -148,7 +148,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Read a checkpoint into the tensors of ``each``, then round masters to parameters; return tensors and duration."""
+    """Read a checkpoint into the tensors of ``each``, then round masters to parameters; return tensors and times."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))

@@ -192,7 +192,7 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 
 
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
-    """Write the record of the checkpoint that all ranks wrote, delete files of an earlier save, and rename the folder.
+    """Write the record of the checkpoint that all ranks wrote, delete what a killed save left, and rename the folder.
 
     ``checksums`` has an entry per file in ``weights``. ``base`` is the origin of the weights that adapters adapt. All
     files must be on disk. Raise OSError if writing or renaming fails, or if other ranks' files are not visible here.
@@ -295,7 +295,7 @@ class Saver:
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
-        """Save if the plan saves after this step; raise EnvironmentProblem if this or the previous save fails."""
+        """Save if the plan saves after this step; raise EnvironmentProblem if a save has failed."""
         if not self.busy:
             self.finish()
         if not self.plan.saves_after(number):

@@ -72,7 +72,6 @@ def place_of(part: RankPart) -> PartPlace:
 
 
 def _shard(tensor: Tensor) -> tuple[Numbers, Numbers]:
-    """Return the shape of this rank's shard of a tensor, and its offset."""
     if isinstance(tensor, DTensor):
         shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return tuple(shape), tuple(offset)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the configuration of a run that has no record, from the beginning of its log and from the log's path.
 
-Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
-and ``release`` of the reference suite if the path contains it.
+Most keys are those of a run's identity, such as ``workload``, ``gpu_type``, ``layout.tp``, and ``release`` of the
+reference suite.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ _OF_ONE_RUN = re.compile(
 )
 """Arguments whose values differ between repeats."""
 ARGUMENTS = "arguments.digest"
-"""Key of the digest of all arguments that were printed before the first step."""
+"""Key of a digest of the arguments that were printed before the first step."""
 INFERRED_RELEASE = "release.inferred"
 """Key that is true if the release was inferred from the form of the experiment's name."""
 
@@ -89,7 +89,7 @@ def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> di
     """Return the configuration of a run whose log begins with ``head``; the path only adds values that the log lacks.
 
     ``first_step`` is the position of the first step in ``head``, or -1. If the workload is unknown but the log has
-    sizes, a digest of all arguments before the first step identifies the workload.
+    sizes, a digest of arguments before the first step is added.
     """
     header = head[:first_step] if first_step >= 0 else head
     from_head = _from_head(head) | (sizes_in(header) or sizes_in(head))
@@ -128,8 +128,8 @@ def _from_head(head: bytes) -> dict[str, Value]:
 
 
 def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
-    """Return the catalogue's type of a GPU, or the GPU's name if the catalogue lacks its variant. Return None for the
-    bare name of a chip, because the catalogue has several variants of it."""
+    """Return the catalogue's type of a GPU, or the GPU's name if the catalogue lacks its variant; None for the bare
+    name of a chip of which the catalogue has several variants."""
     gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
     name += MIG.rstrip() if _SLICES.search(head) else ""
     is_bare = name.endswith(f" {chip}") and chip.lower() in gpus

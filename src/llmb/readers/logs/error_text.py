@@ -67,7 +67,7 @@ def describe_content(head: bytes, tail: bytes) -> Content:
 
 
 def last_error(tail: bytes) -> str:
-    """Return the last exception after the last step line, else the first other failure there, else the last line."""
+    """Return the last exception after the last step line, else another failure there, else the last line, or ""."""
     text = _after_steps(tail)
     lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
     return _error(text) or (_printable(lines[-1]) if lines else "")

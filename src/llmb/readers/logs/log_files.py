@@ -97,7 +97,7 @@ def find_logs(root: Path) -> LogFiles:
 
 
 def find_all_logs(roots: Sequence[Path]) -> LogFiles:
-    """Find the logs in ``roots``, folders or files, each once. Raise UsageError if a root has none or is missing."""
+    """Find the logs in ``roots``, folders or files, which may overlap. Raise UsageError like ``find_logs``."""
     roots_files = [find_logs(root) for root in roots]
     if len(roots_files) == 1:
         return roots_files[0]

@@ -143,7 +143,7 @@ def _floats() -> "array[float]":
 class LoggedAttempt:
     """The latest attempt so far. Steps are numbered as in the log.
 
-    The columns hold its steps in the window, in order; values that were not logged are nan.
+    The columns hold its steps in the window, in order; ``tflops_per_gpu`` is nan if it was not logged.
     """
 
     rule: str
@@ -212,7 +212,7 @@ class LoggedAttempt:
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""
     repeated_s: tuple[float, float] = (0.0, 0.0)
-    """The sum of the times of steps in the window that are logged again, as logged first and as logged again."""
+    """Two sums of the times of the window's steps that are logged again: as logged first, and as logged again."""
     settled: bool = False
     """True if ``settle`` determined the steady state: it is ``window``, which is None if there is no steady state."""
 

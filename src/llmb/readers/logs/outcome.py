@@ -101,7 +101,7 @@ class LogOutcome:
 
 
 def judge_log(log: RunLog) -> LogOutcome:
-    """Return the outcome of a log, with statistics over its window."""
+    """Return the outcome of a log."""
     if log.attempt.last is None:
         return replace(_without_steps(log), format=log.format, configuration=log.configuration)
     return _judged(log, log.attempt.last)
@@ -170,8 +170,7 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
 
 
 def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
-    """Describe a logged value that contradicts the step times, and irregular timestamps of the lines, if the step times
-    are not derived from them."""
+    """Describe a logged value that contradicts the step times, and irregular timestamps of the lines."""
     if attempt.contradiction:
         yield attempt.contradiction
     if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
@@ -206,7 +205,6 @@ def _coarse_text(attempt: LoggedAttempt, times: Statistics) -> str:
 
 
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
-    """Return the window of a whole run; None with the reason if the rule does not fit the run."""
     if attempt.window and last == attempt.window_last:
         return attempt.window, ""
     try:
@@ -246,7 +244,6 @@ def _outcome(
 
 
 def _configured(log: RunLog) -> Mapping[str, Value]:
-    """Return the configuration; if it lacks the batch size, add the batch size from the step lines."""
     gbs = log.attempt.work.gbs
     return {GBS: gbs, **log.configuration} if gbs else log.configuration
 

@@ -285,7 +285,6 @@ class _Pass:
             self.since_step = text[last:][-_HEAD_BYTES:]
 
     def _begin(self) -> None:
-        """Set the fields of the attempt that depend on the format, before its first step."""
         if not self.attempt.number and self.finder.format:
             self.attempt.continued = self.finder.resumed
             self.attempt.first_number = self.finder.format.first_number

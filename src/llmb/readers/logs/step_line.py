@@ -13,7 +13,7 @@ _INVALID = re.compile(rb"^%s([^\r\n]*)" % _INVALID_HEAD, re.MULTILINE)
 
 
 class StepLine(NamedTuple):
-    """The content of a step line. Missing fields are None."""
+    """The content of a step line."""
 
     step: int
     """The step's number in the log, which counts from 0 or from 1."""
@@ -30,12 +30,11 @@ class StepLine(NamedTuple):
     rank: int | None = None
     """The rank in the line's prefix."""
     clock_s: float = 0.0
-    """Resolution of the clock from which the time of all steps since the previous line is derived; 0 for a step time
-    that the program measured."""
+    """Resolution of a coarse clock from which the time of all steps since the previous line is derived; else 0."""
     after: int | None = None
     """The step after which the run began or resumed; only in the run's first line, and only if the log contains it."""
     logged_s: float | None = None
-    """The line's timestamp in Unix time, in addition to a step time that the program measured."""
+    """The line's timestamp in Unix time."""
     left_out: str | None = None
     """Description of the time excluded from the step times so far."""
     contradiction: str | None = None

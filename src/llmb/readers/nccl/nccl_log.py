@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the log that NCCL writes with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL, as a stream.
+"""Reads the log that NCCL writes with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL, as a stream.
 
 ``node7:4001:4123 [3] NCCL INFO AllReduce: opCount 2 sendbuff 0x7f.. recvbuff 0x7f.. count 1024 datatype 7 op 0 root 0
 comm 0x55.. [nranks=8] stream 0x55..``; the counter is hexadecimal, the rest decimal. Every rank writes its own line for
@@ -135,7 +135,7 @@ class Handle:
     process: str
     device: int
     name: str | None = None
-    """The communicator's name: equal on all of its ranks; except for ``unclear_names``, of one communicator."""
+    """The communicator's name, equal on all its ranks. Several communicators may share one of ``unclear_names``."""
     reason: Reason | None = "no init line"
     """The reason why ``name`` is None."""
     rank: int | None = None
@@ -150,10 +150,10 @@ class Communicators:
     current: dict[tuple[str, str], int] = field(default_factory=dict)
     """The number of the current handle, by process and pointer."""
     repeated: Counter[tuple[str, int, str]] = field(default_factory=Counter)
-    """The number of communicators of a process and device that its lines describe identically."""
+    """The number of communicators of a process and device that the log describes identically."""
 
     def handle(self, process: str, device: int, pointer: str) -> int:
-        """Return the number of the handle for a call's pointer; add a handle for a new pointer."""
+        """Return the number of the current handle for a call's pointer; add a handle if there is none."""
         handle = self.current.get((process, pointer))
         if handle is None or self.handles[handle].ended:
             handle = self._add(Handle(process, device), pointer)
@@ -301,8 +301,8 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Read ``paths``, each the log of one or more ranks, into one NcclLog, which is empty if they have no calls. Raise
-    UsageError if a file cannot be read, the steps noted beside it are damaged, or there are too many communicators.
+    """Read ``paths``, each the log of one or more ranks, into one NcclLog. Raise UsageError if a file cannot be read,
+    the steps noted beside it are damaged, or there are too many communicators.
     """
     log = NcclLog()
     for number, path in enumerate(paths):

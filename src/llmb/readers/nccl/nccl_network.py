@@ -318,7 +318,7 @@ class Network(Record):
     """True if network switches reduce data, as with SHARP."""
     channels: Channels | None
     nodes: tuple[NodesNetwork, ...]
-    """Nodes with the same network, the largest group first."""
+    """Groups of nodes with the same network, the largest group first."""
     reasons: dict[str, str]
     unread_lines: int = 0
     """Number of lines ignored because they do not contain the writing process."""
@@ -394,7 +394,6 @@ def _common(nodes: Iterable[NodesNetwork], name: str) -> object:
 
 
 def _of_any(nodes: Iterable[NodesNetwork], name: str) -> tuple[str, ...] | None:
-    """Return the devices of all nodes that report them; None if no node does."""
     lists: list[tuple[str, ...]] = [devices for node in nodes if (devices := getattr(node, name)) is not None]
     return tuple(dict.fromkeys(device for devices in lists for device in devices)) if lists else None
 
@@ -431,7 +430,6 @@ def _joined(fabrics: Iterable[str | None]) -> str | None:
 
 
 def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | None:
-    """Return the fabric of a network, or NCCL's name for an unknown network; None if the log does not show it."""
     kind = network_names().kind_of(name)
     if kind is None:
         return name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarizes the communication in NCCL's logs: callers, counts and sizes. Pure."""
+"""Summarizes the communication in NCCL's logs: callers, counts and sizes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ class Collective:
     communicators_from: Literal["init lines", "number of ranks"] | None
     """The source of ``communicators``: the log's own identifiers, or the assumption that all ranks logged."""
     communicator_names: tuple[str, ...]
-    """The first of the communicators' identifiers; empty if they are not in the log."""
+    """Some of the communicators' identifiers; empty if they are not in the log."""
     logged_ranks: int
     """Number of ranks that make these calls, in all communicators."""
     count: int | None

@@ -297,7 +297,6 @@ def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
 
 
 def _number(word: str) -> tuple[float | None, str | None]:
-    """Return a finite number and None, or None and the text. Raise ValueError if it is not a number."""
     value = float(word)
     return (value, None) if math.isfinite(value) else (None, word)
 

@@ -96,7 +96,7 @@ class TraceFile:
         raise self._broken("is truncated within its events")
 
     def _skip_header(self, chunks: Iterator[str]) -> str:
-        """Return the text after the bracket that opens the list of events."""
+        """Set the header, and return the text after the bracket that opens the list of events."""
         text = next(chunks, "").lstrip()
         if text.startswith("["):
             return text[1:]
@@ -126,7 +126,6 @@ class TraceFile:
 
 
 def _text(stream: BinaryIO) -> Iterator[str]:
-    """Yield the decoded text in chunks, without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
     while chunk := stream.read(CHUNK_BYTES):
         yield decoder.decode(chunk)
@@ -282,7 +281,7 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
     Raise UsageError if it is not a trace, marks a step twice, has kernels on several GPUs, or has none and an unknown
-    device. If no step is marked, the timeline has none or, if ``unmarked``, one per optimizer step, or else one.
+    device. If no step is marked, the timeline has none or, if ``unmarked``, the optimizer's iterations or else one.
     """
     file = TraceFile(path)
     collected = _Collected(rules)

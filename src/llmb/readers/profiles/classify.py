@@ -184,7 +184,7 @@ class RulesFile(Record):
 
 
 class Rules:
-    """The rules of a file. Results are cached: a trace has millions of activities, but few names."""
+    """The rules of a file. Labels are cached: a trace has millions of activities, but few names."""
 
     def __init__(self, path: Path = RULES) -> None:
         self.path = path

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of a node, such as of errors and packets, and the kernel's messages while a run trains.
 
-They are read when a sampler starts and ends, from files below ``root`` (GPUs' by its caller), without root privileges.
+They are read when a sampler starts and ends, without root privileges: from files below ``root``; of GPUs, with NVML.
 Counters are named ``area/device/name``; those at 0 are omitted.
 
 Files: Documentation/ABI/{stable/sysfs-class-infiniband,testing/sysfs-class-net-statistics,testing/sysfs-devices-edac,

@@ -284,7 +284,7 @@ def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Yield numbers and links of GPUs and NICs. A link's current speed is not read: an idle GPU lowers it."""
+    """A link's current speed is not read: an idle GPU lowers it."""
     kinds: dict[str, list[str]] = {"gpus": [], "nics": []}
     for name in files.names(PCI):
         kind = (files.text(f"{PCI}/{name}/class") or "")[:6]
@@ -362,7 +362,6 @@ def _variables(_: SystemFiles, environ: Mapping[str, str]) -> Settings:
 
 
 def _together(values: Iterable[str | None]) -> str | None:
-    """Return the distinct values, sorted and separated by commas; None if there are none."""
     return ", ".join(sorted({value for value in values if value})) or None
 
 

@@ -49,7 +49,7 @@ class SamplerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node at one moment; unknown values are None. Its CPU times count since boot, energy since its sampler began."""
+    """A node at one moment; unknown values are None. Times and energy accumulate, energy since the sampler began."""
 
     __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
@@ -101,7 +101,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterReading:
-    """Counters that should not rise, at one moment, named ``area/device/name``; counters at 0 are omitted."""
+    """Counters of a node at one moment, named ``area/device/name``; counters at 0 are omitted."""
 
     __pydantic_config__ = FINITE
     read_at_s: float
@@ -133,7 +133,7 @@ REASONS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""Bits of the active reasons, with the names in NVML's documentation."""
+"""Bits of the reasons for lower clocks, with the names in NVML's documentation."""
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:

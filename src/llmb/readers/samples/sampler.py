@@ -75,7 +75,7 @@ class NodeSampler:
         )
 
     def counters(self) -> CounterReading:
-        """Return the current values of counters that should not rise."""
+        """Return the current values of counters, and new messages of the kernel."""
         return read_counters(self.kernel, self.gpus.counters if self.gpus else None, self._no_gpus)
 
 

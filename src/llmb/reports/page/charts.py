@@ -100,7 +100,7 @@ def standalone(svg: str) -> str:
 
 
 ANY_PAPER = "#d55f00"
-"""The color of images, which is visible on light and dark backgrounds, because a page cannot replace it."""
+"""The color of images, which a page cannot replace; it is visible on light and on dark backgrounds."""
 MOST_POINTS = 1000
 """Maximum number of points; of longer series, the smallest and the largest value of each bin are drawn."""
 ABOVE: Mapping[str, Any] = {

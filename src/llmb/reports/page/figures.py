@@ -219,7 +219,6 @@ def _is_near(other_s: float, mean_s: float | None) -> bool:
 
 
 def _outliers(run: AnalyzedRun, steps: Sequence[Step]) -> set[int]:
-    """Return the steps of the window that the ranking of causes also treats as outliers."""
     window = run.window
     inside = [step for step in steps if window and step.step in window and not step.profiled]
     found = find_anomalies([step.step_time_s for step in inside], 0).outliers

@@ -33,7 +33,7 @@ OFFLINE = (
     *("--headless", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-"""Options that disable windows and network access."""
+"""Options that disable windows, and network access of the browser itself."""
 
 
 def page_html(contents: Contents, shown: Callable[[str], str]) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint on disk: its name, its record, whether it is complete, and the times of saves and loads.
 
-A checkpoint is written to a temporary folder whose name begins with a dot. Its record is written last and lists every
-file with its size and checksum; then the folder is renamed. A folder with the final name is complete, or was damaged
-later.
+A checkpoint is written to a temporary folder whose name begins with a dot. Its record is written last and lists all
+other files with their sizes and checksums; then the folder is renamed. A folder with the final name is complete, or was
+damaged later.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A folder's description in messages; ``checkpoints`` are llmb's checkpoints nearby, one of which may be meant."""
+    """The description of a path in messages; ``checkpoints`` are llmb's checkpoints nearby, if any."""
 
     what: str
     checkpoints: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 
 SourceFormat = Literal["huggingface", "nemo"]
 StoredDtype = Literal["bf16", "fp16", "fp32"]
-"""Dtype of weights in a checkpoint: runs save fp32; imported weights keep their source's dtype."""
+"""Dtype of weights in a checkpoint: imports of whole models keep the source's; all else is saved in fp32."""
 
 
 class ImportSource(Record):
@@ -90,7 +90,7 @@ class ImportSource(Record):
 class CheckpointRecord(Record):
     """The content of ``checkpoint.json``: the model, the training progress, and the files with their sizes in bytes.
 
-    Imported weights do not come from a run of llmb: fields that only a run has are None or 0.
+    Imported weights do not come from a run of llmb: fields that only a run has are None, 0 or False.
     """
 
     schema_version: Literal[1] = 1
@@ -237,7 +237,7 @@ class Verified(Record):
 
 
 class RankTransfer(Record):
-    """The bytes that one rank wrote or read, and the seconds that it took. A write ends when the data is on disk."""
+    """The bytes that one rank wrote or read, and the seconds that this took. A write ends when the data is on disk."""
 
     rank: int
     size_bytes: int
@@ -277,7 +277,7 @@ class CheckpointTime(Verified):
 def checkpoint_time(
     kind: Literal["save", "load"], start_s: float, duration_s: float, step: int | None, ranks: Sequence[RankTransfer]
 ) -> CheckpointTime:
-    """Return the record of a save or a load, with times rounded to milliseconds, as in the log."""
+    """Return the record of a save or a load; round its start and duration to milliseconds, as in the log."""
     return CheckpointTime(
         kind=kind, step=step, start_s=round(start_s, 3), duration_s=round(duration_s, 3), ranks=tuple(ranks)
     )

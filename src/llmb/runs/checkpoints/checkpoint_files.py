@@ -2,7 +2,7 @@
 """Files of checkpoints: folders that become visible only when they are complete, and checksums.
 
 Checksums are CRC-32, as eight hexadecimal digits. They detect damage, not forgery: CRC-32 misses one changed file in 4
-billion. It is the fastest checksum in Python, with or without hash instructions of the CPU
+billion. In Python, it is faster than MD5, SHA-256 and BLAKE2b, with or without hash instructions of the CPU
 (``benchmarks/checksums.py``).
 """
 
@@ -120,7 +120,7 @@ class ChecksumWriter(io.BufferedWriter):
 
 
 def file_checksum(path: Path, on_block: OnBlock = lambda: None) -> str:
-    """Return a file's checksum; call ``on_block`` after every 4 MiB. Raise OSError if the file is unreadable."""
+    """Return a file's checksum; call ``on_block`` after each block. Raise OSError if the file is unreadable."""
     crc = 0
     with path.open("rb", buffering=0) as stream:
         block = bytearray(BLOCK)

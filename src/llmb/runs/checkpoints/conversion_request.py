@@ -26,7 +26,7 @@ OnNote = Callable[[str], None]
 
 
 IMPORTED = "imported"
-"""Folder of an unfinished import with a record of its source, and of each finished file."""
+"""Folder in an unfinished import, with a record of its source and of each finished file."""
 
 
 class FinishedFile(Record):

@@ -13,12 +13,12 @@ IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The weights that training began with; for a resumed run, in the first of the runs that it continues."""
+    """The initial weights of a run, or of the first run if it resumes; or the weights that adapters belong to."""
 
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: the run resumes from a checkpoint that does not record the origin."""
     name: str | None = None
-    """Name of the model that the checkpoint was made from."""
+    """Name of the imported model or of the run that saved the checkpoint, or else a path."""
     path: str | None = None
     identity: str | None = None
     """Digest of the checkpoint's checksums; None without checksums."""
@@ -35,12 +35,12 @@ class DataOrigin(Record):
 
     kind: Literal["synthetic", "dataset"]
     name: str
-    """Name of a dataset with its sequence length, or the distribution of synthetic data."""
+    """Name of a dataset, with its sequence length if known, or a description of synthetic data."""
     path: str | None = None
     identity: str | None = None
     """Digest of the checksums of the dataset's arrays."""
     source: str | None = None
-    """The local file or folder that the dataset was prepared from, with checksums; None if it is from a hub."""
+    """The local file or folder that the dataset was prepared from, with checksums; None for other data."""
 
     @property
     def text(self) -> str:
@@ -55,7 +55,7 @@ class DataOrigin(Record):
 
 
 class Origin(Record):
-    """The origin of weights and data; every result of a run is labeled with it."""
+    """The origin of a run's weights and data."""
 
     weights: WeightsOrigin
     data: DataOrigin

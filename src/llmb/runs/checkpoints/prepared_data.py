@@ -2,7 +2,7 @@
 """Folders of prepared data and checkpoints, named as in the reference documents, and the format of packed datasets.
 
 A packed dataset has documents of tokens, combined into packs of at most ``seq_len`` places. Its folder holds
-``dataset.json``, written last, and arrays that are mapped into memory, never read as a whole:
+``dataset.json``, written last, and arrays that training maps into memory:
 
 - ``tokens.npy``: uint32 [tokens], all documents in sequence; the documents of a pack are adjacent.
 - ``answers.npy``: bool [tokens], True for the tokens that the loss counts.
@@ -44,7 +44,7 @@ class PreparedFolders:
 
     @property
     def hub(self) -> Path:
-        """Return the folder of Hugging Face's cache of downloads."""
+        """Return the default folder of Hugging Face's cache of downloads."""
         return self.path / "hub"
 
     @property
@@ -66,7 +66,7 @@ class PreparedFolders:
 
 
 def prepared_folders(install: Path, workload: str) -> PreparedFolders:
-    """Return the folders of ``workload`` below the root of installation."""
+    """Return the folders of ``workload`` below the root of installation ``install``."""
     return PreparedFolders(install / WORKLOADS / workload / PREPARED)
 
 
@@ -89,7 +89,7 @@ class TokenizerRecord(Record):
 
 
 class PackedDataset(Record):
-    """The content of ``dataset.json``. Counts are over all packs; a place is an input token."""
+    """The content of ``dataset.json``. Counts are over all packs; ``places`` omits padding."""
 
     schema_version: Literal[1] = 1
     llmb_version: str
@@ -116,7 +116,7 @@ class PackedDataset(Record):
     sum_of_squares: int
     """Sum of the squared lengths of all documents, in places."""
     files: dict[str, int]
-    """Bytes of each array."""
+    """Bytes of each array's file."""
     crc32: dict[str, str]
 
     @property

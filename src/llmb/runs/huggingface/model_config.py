@@ -25,7 +25,7 @@ LONGEST_SHOWN = 200
 MOST_LAYERS = 1000
 """Maximum number of layers whose settings are listed one by one; larger models are rejected anyway."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
-"""Settings that act on weights, in every format; others are in ``formats.yaml``."""
+"""Settings of every format that act on weights."""
 
 
 def config_of(model: Model, dtype: ExportDtype, form: WeightsFormat | None = None) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
-    """Return each reading of the settings that affect weights, normalized; settings that the file lacks are None.
+    """Return each reading of the settings that affect weights, normalized; settings without a value are None.
     There are two readings if it has rotary settings both where transformers 5 keeps them and where older versions do:
     the version of transformers decides which counts."""
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}

@@ -155,7 +155,7 @@ def _linked(path: Path) -> str | None:
 
 
 def _recorded(folder: Path, name: str) -> str | None:
-    """Return the checksum from the record of a download (commit, checksum, time); None if the file changed later."""
+    """Return the checksum from the record of a download (commit, checksum, time), unless the file changed later."""
     try:
         _, checksum, downloaded = (folder / LOCAL_METADATA / f"{name}.metadata").read_text().split()
         changed = (folder / name).stat().st_mtime > float(downloaded) + 1

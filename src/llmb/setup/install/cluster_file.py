@@ -59,7 +59,6 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Convert ``data`` of the headless file ``path`` to answers, by name; raise UsageError if that is impossible."""
     if old := [f"{name} (now {new})" for name, new in OLD_KEYS.items() if name in data]:
         raise UsageError(f"the file has old keys: {', '.join(old)}", where=str(path), do="rename these keys")
     slurm = data.get("slurm") or {}
@@ -81,7 +80,6 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 
 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
-    """Return the variables without secrets, and warn of each secret by name; raise UsageError if they are invalid."""
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
         raise UsageError("environment_vars must be a mapping of names to values, without null", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
@@ -214,10 +212,10 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 
 
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
-    """Write cluster_config.yaml, or add missing keys to a file that the installer did not write; return a description
-    of the change.
+    """Write cluster_config.yaml, or add missing keys to the user's own; return a description of the change.
 
-    With ``keep``, it is kept; else raise UsageError if it differs or is invalid, EnvironmentProblem if not writable."""
+    With ``keep``, a changed file is kept; else raise UsageError if it differs or is invalid, EnvironmentProblem if it
+    is not writable."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
         journal.file(CLUSTER_CONFIG, file_text(section))

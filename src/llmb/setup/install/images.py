@@ -61,7 +61,7 @@ class ImageRequest:
 
 
 def image_source(text: str) -> RegistryImage | Path:
-    """Parse the name of an image in a registry, or the path of a file; raise UsageError for anything else."""
+    """Parse the name of an image, or the path of a file; raise UsageError for anything else."""
     if text.startswith(("/", "./", "../", "~")) or text.endswith((*SUFFIXES.values(), ARCHIVE)):
         return Path(text).expanduser().absolute()
     match = _NAME.fullmatch(text)
@@ -129,7 +129,6 @@ def _check_file(source: Path, runtime: str) -> None:
 
 
 def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None:
-    """Raise EnvironmentProblem if the tool is missing or cannot import for the nodes' architecture."""
     program, here = PROGRAMS[request.runtime], platform.machine()
     again = shlex.join([request.source, "--runtime", request.runtime, "--folder", str(request.folder.absolute())])
     do = f"import the image on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
@@ -154,7 +153,6 @@ def import_command(source: RegistryImage | Path, target: Path, request: ImageReq
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary path, which is renamed to ``target`` once the file is complete."""
     partial = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
     try:
         yield partial

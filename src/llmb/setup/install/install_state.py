@@ -80,8 +80,8 @@ def read_state(root: Path) -> InstallState | None:
 
 
 def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically, and overwrite leftovers of a killed installer; only one process writes at a time.
-    Raise EnvironmentProblem if the file cannot be written."""
+    """Replace ``path`` atomically, and overwrite leftovers of a killed installer. Raise EnvironmentProblem if the file
+    cannot be written."""
     temporary = partial_of(path)
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -169,7 +169,7 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
     """Yield the locked journal of an existing installation. Raise UsageError if there is none or its state cannot be
-    read, EnvironmentProblem if another installer is running or has just removed it."""
+    read, EnvironmentProblem if it cannot be locked or was just removed."""
     if not state_path(root).exists():
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)

@@ -182,7 +182,7 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 
 
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
-    """Remove everything in the journal that is unchanged; with ``results`` also its workloads' data and the history.
+    """Remove unchanged items of the journal; with ``results`` also its workloads' runs, prepared data and the history.
 
     The next call continues a killed removal. Raise UsageError if nothing was installed or if jobs are queued or
     running, EnvironmentProblem if another installer is running or removal fails.

@@ -270,7 +270,6 @@ def _image(what: Installation) -> Iterator[InstallStep]:
 
 
 def _registry_image(what: Installation) -> str | None:
-    """Return the image's name in a registry; None if there is no image, or if it is a file."""
     image = what.answers.image
     return image if image and not Path(image).exists() else None
 

@@ -244,7 +244,6 @@ def _version(text: str | None) -> str:
 
 
 def _with_extras(package: str) -> str:
-    """Return a folder or a file as a requirement with extras; return a requirement unchanged."""
     path = Path(package)
     return f"llmb[{EXTRAS}] @ {path.absolute().as_uri()}" if path.exists() else package
 
@@ -315,7 +314,6 @@ def llmb_requirement() -> str:
 
 
 def _address() -> str | None:
-    """Return the location from which this llmb was installed; None for a package index."""
     try:
         source = json.loads(distribution("llmb").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The questions of an installation, in order: their conditions, valid answers and defaults.
 
-On a terminal, the user is asked for missing answers to interactive questions. Otherwise, defaults are used, and
-answers without a default are reported together.
+On a terminal, the user is asked for missing answers to interactive questions, and to correct invalid ones. Otherwise,
+defaults are used, and invalid answers and those without a default are reported together.
 """
 
 import platform
@@ -36,7 +36,7 @@ GRACE = "aarch64"
 
 
 class GeneralQuestion(Question):
-    """A question of every installation."""
+    """A question that is independent of the scheduler."""
 
     def __init__(self, answers: Answers, around: Surroundings) -> None:
         self.answers = answers

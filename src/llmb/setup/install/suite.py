@@ -50,7 +50,6 @@ def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
 
 
 def _chosen(journal: Journal) -> SuiteSettings:
-    """Return the suite's settings in cluster_config.yaml; none if the file is as the installer wrote it."""
     if journal.is_unchanged(CLUSTER_CONFIG):  # it contains only the answers
         return SuiteSettings()
     return read_cluster_config(journal.root, cluster_schema()).reference_suite
@@ -243,7 +242,6 @@ def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Pa
 def _call(
     commands: Commands, by_hand: Commands, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Run commands; if one fails, raise EnvironmentProblem with the commands to run by hand."""
     try:
         for command in commands:
             run_visibly(command, folder=folder, environ=environ)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports checkpoints and adapters of Hugging Face and NeMo, and exports them; a result appears once it is complete."""
+"""Imports checkpoints of Hugging Face and NeMo, and adapters of peft; exports weights and adapters."""
 
 import json
 import os
@@ -209,7 +209,7 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
 
 
 def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Raise UsageError with all files that differ from the hub's checksums, if the hub's client saved these."""
+    """Raise UsageError with all files that differ from checksums that the hub's client saved, OSError if unreadable."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
         return
@@ -229,7 +229,7 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
 
 
 def write_context(source: WeightsFolder, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
-    """Copy, or create if missing, the files needed to tokenize and to export again; return all checksums by name."""
+    """Copy the files needed to tokenize and export again; create a missing configuration. Return checksums by name."""
     target.mkdir(exist_ok=True)
     for leftover in target.iterdir():  # by an import that was killed here
         leftover.unlink()

@@ -67,8 +67,8 @@ def prepare_dataset(
 ) -> PreparedDataset:
     """Prepare missing parts of a dataset; existing parts are checked and kept unless ``force`` is set.
 
-    Raise UsageError for an unsuitable source, tokenizer or prepared file, EnvironmentProblem if writing fails or
-    another process is preparing the same dataset, and errors as ``fetch_model`` does.
+    Raise UsageError for an unsuitable source, tokenizer or prepared file, EnvironmentProblem if writing fails, a
+    package is missing or another process is preparing the same dataset, and errors as ``fetch_model`` does.
     """
     work = _Preparation(catalogue, request, folders, on_count, say)
     check_installed("preparing a dataset", "numpy", "tokenizers")
@@ -147,7 +147,6 @@ class _Preparation:
             shutil.rmtree(path, ignore_errors=True)
 
     def _check_samples(self, existing: SampleFiles) -> None:
-        """Raise UsageError if the existing samples have another source or template or, with ``verify``, are damaged."""
         path, name = self.request.source, self.source.dataset
         if path is not None and not _same_content(local := local_source(path, split_files(path)), existing.source):
             what = f"{name} was prepared from {existing.source}, not from {local}"
@@ -179,7 +178,6 @@ class _Preparation:
         return record
 
     def _local_tokenizer(self) -> Path | None:
-        """Return the file of the local tokenizer; None if it must be downloaded from the hub."""
         if self.request.tokenizer is not None:
             return tokenizer_file(self.request.tokenizer)
         context = self.folders.model(self.source.model) / "context"
@@ -195,7 +193,6 @@ class _Preparation:
         return load_tokenizer(file, name, self.vocab_size)
 
     def _pack(self, samples: SampleFiles, split: Split, folders: Mapping[int, Path]) -> dict[int, PackedDataset]:
-        """Pack the samples of a split into ``folders``, one for each sequence length."""
         loaded, total, made = self._tokenizer, samples.samples[split], {}
         lines = lines_file(self.folder, split)
         with self._temporary_folder() as temporary:

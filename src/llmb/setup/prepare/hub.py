@@ -67,7 +67,7 @@ class Refusal:
 def fetch_model(
     name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, *, weights: bool = True
 ) -> Path:
-    """Download the configuration, tokenizer and ``weights`` of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
+    """Download the tokenizer and, with ``weights``, the weights of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
 
     Return their folder. ``page`` is where access is requested. Files that were downloaded before are kept. Raise
     UsageError for a model that is not on the hub or incomplete there, EnvironmentProblem if this machine or user cannot
@@ -289,8 +289,8 @@ class RepositoryAccess:
 def needed_repositories(
     catalogue: Catalogue, models: Iterable[tuple[str, str]], *, weights: bool = True, data: bool = True
 ) -> tuple[NeededRepository, ...]:
-    """Return the repositories of workloads and sizes without duplicates; weights include the tokenizer. Raise
-    UsageError for a workload that needs no preparation."""
+    """Return the repositories that workloads and sizes need, without duplicates: of models if ``weights``, of datasets
+    if ``data``. Raise UsageError for a workload that needs no preparation."""
     files: dict[tuple[str, Kind, str], list[str]] = {}
     for workload, size in models:
         source = source_of(catalogue, workload, size)

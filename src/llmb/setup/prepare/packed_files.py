@@ -33,7 +33,7 @@ class Packs:
 
 
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
-    """Pack documents of ``lengths`` tokens, int64 [documents], none of which is longer than ``seq_len``.
+    """Pack documents of ``lengths`` places, int64 [documents], none of which is longer than ``seq_len``.
 
     Shuffled documents, NeMo's default, make packs of similar cost. If more than 2 % of their places stay empty, for
     example because documents are almost as long as a pack, documents are packed by decreasing length if that takes
@@ -143,7 +143,7 @@ def write_packed(
 ) -> PackedDataset:
     """Pack the documents that fit ``seq_len`` places into a new dataset in ``folder``.
 
-    Raise UsageError if none fits, or if ``folder`` has content or is being written; EnvironmentProblem if this fails.
+    Raise UsageError if none fits, or if ``folder`` has content or is being written, EnvironmentProblem on failure.
     """
     import numpy as np
 

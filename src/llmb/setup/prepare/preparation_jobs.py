@@ -110,7 +110,6 @@ def preparation_orders(
 def _order(
     task: TaskRecord, sources: Mapping[str, str], more: tuple[str, ...], options: JobOptions, site: Site
 ) -> TaskOrder:
-    """Return the order of a preparation; ``sources`` and ``more`` are arguments of ``llmb prepare``."""
     model = ("-w", task.workload, "-s", task.size)
     arguments = (*model, *itertools.chain.from_iterable(sources.items()), *more)
     return TaskOrder(

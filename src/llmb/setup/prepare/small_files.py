@@ -28,7 +28,7 @@ SPECIAL = (BOS, EOS)
 
 
 def write_model(folder: Path, model: Model, texts: Iterable[str]) -> None:
-    """Write configuration, weights and tokenizer to the existing ``folder``; raise OSError if that fails."""
+    """Write configuration, weights and tokenizer to the existing ``folder``."""
     from safetensors.numpy import save
 
     size = train_tokenizer(folder / TOKENIZER, model, texts)

@@ -126,7 +126,7 @@ Row = tuple[str, Mapping[str, Any]]
 def split_files(source: Path) -> Files:
     """Return the files of each split at ``source``: a folder with files named after splits, or one file for training.
 
-    Raise UsageError if there are none for training, or if several are possible for a split.
+    Raise UsageError if ``source`` is unreadable, has none for training, or has several that are possible for a split.
     """
     if not source.is_dir():
         with open_file(source, do="pass a file or a folder with --source"):
@@ -209,7 +209,6 @@ def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file that are not blank, with their numbers; raise UsageError if it cannot be read."""
     number = 0
     try:
         open_file(path).close()  # rejects anything but a regular file

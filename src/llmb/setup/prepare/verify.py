@@ -31,7 +31,7 @@ State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A folder in the documents' listing; ``make`` and ``repair`` are commands for a missing and a damaged folder."""
+    """A folder in the documents' listing; the command ``make`` completes it, and ``repair`` replaces a damaged one."""
 
     name: str
     path: Path
@@ -89,7 +89,7 @@ def verify_prepared(
     catalogue: Catalogue, workload: str, size: str, folders: PreparedFolders, on_progress: OnProgress | None
 ) -> Verification:
     """Compare the sizes of all files with their records; with ``on_progress``, also verify the files' checksums. Raise
-    UsageError for a workload that needs no preparation."""
+    UsageError for a workload that needs no preparation, OSError or ValueError for an unreadable record."""
     source, model = source_of(catalogue, workload, size), find_model(catalogue, workload, size)
     target = _Target(workload, size, source, model, folders)
     documented = find_workload(catalogue, workload).checkpoints.get(size)
@@ -180,7 +180,6 @@ def _dataset_item(
 
 
 def _others(target: _Target) -> Iterator[Item]:
-    """Yield folders in the documents' listing that training does not need."""
     for path in (target.folders.hub, target.folders.temporary):
         yield Item(path.name, path, "not needed", bytes=_size_of(path))
 

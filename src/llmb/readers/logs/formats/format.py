@@ -11,7 +11,7 @@ from typing import Protocol
 from llmb.readers.logs.step_line import StepLine
 
 MAX_LINE_BYTES = 4096
-"""Longer lines are not read."""
+"""Longer lines may not be read."""
 NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it, with a limited number of digits and without a capturing group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
@@ -38,7 +38,7 @@ class Reader(Protocol):
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
         """Return the steps in ``text[start:end]``, which consists of complete lines; each ends with CR or LF.
 
-        Text that only introduces a step, such as a header with the number of steps, is remembered until that step.
+        Text that only introduces steps, such as a header with their number, is remembered.
         """
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
@@ -50,12 +50,12 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A log format. Every repetition in its patterns is bounded, so that no text takes quadratic time."""
+    """A log format. Its patterns must not take quadratic time on any text."""
 
     name: str
     title: str
     marks: tuple[bytes, ...]
-    """Strings, at least one of which occurs in every line that the reader needs; other text is not searched. One of the
+    """Strings, at least one of which occurs in every line that the reader needs up to the first step line. One of the
     first ``step_marks`` occurs in every step line, and one of the others in every match of ``resumed``."""
     step: re.Pattern[bytes]
     """Matches a line that logs a step. The log's format is that of its first step line."""

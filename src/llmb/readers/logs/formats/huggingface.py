@@ -456,7 +456,6 @@ def _seconds(clock: bytes) -> int:
 
 
 def _step_s(rate: bytes | None, unit: bytes) -> float | None:
-    """Return the seconds per step from a rate such as ``5.00s/it`` or ``2.31it/s``; None if there is no rate."""
     value = float(rate) if rate else 0.0
     if not value:
         return None

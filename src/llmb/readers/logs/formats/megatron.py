@@ -7,8 +7,8 @@ the last rank. Throughput is in that line (Megatron-LM: ``throughput per GPU (TF
 line before it, by the first rank (Megatron-Bridge: ``Step Time : 9.09s GPU utilization: 663.5MODEL_TFLOP/s/GPU``).
 Primus adds means (``(ms): 5678.9/5690.1``, ``239.8/240.1``); Megatron-DeepSpeed prints ``TFLOPs: 153.38``,
 and in some versions ``(s): 11.18``. With ``log_interval`` n, every n-th iteration is logged and its time is the mean of
-n. The first iteration after a start is logged, too; since 2026 the timer keeps running after it, so that the time in
-the second line is the mean of both. No time includes evaluations and checkpoints, which have lines of their own.
+n. The first iteration after a start is logged, too; since 2026 the timer keeps running after it, so that the mean in
+the second line includes it. No time includes evaluations and checkpoints, which have lines of their own.
 """
 
 import re
@@ -131,7 +131,6 @@ class MegatronReader:
         return line._replace(step_time_s=own_s / steps, tflops_per_gpu=None)  # which is a mean that includes the first
 
     def _look_between(self, text: bytes, start: int, end: int) -> None:
-        """Note interruptions, loads and throughputs in text between the lines of iterations."""
         self.interrupted = self.interrupted or has_any(text, _INTERRUPTIONS, start, end)
         for match in _LOADED.finditer(text, start, end) if text.find(LOADED, start, end) >= 0 else ():
             self.loaded = int(match[1])

@@ -55,7 +55,7 @@ class Nemo2Reader:
         return [step for step in steps if step], bool(steps) and steps[-1] is None
 
     def is_split(self, body: bytes) -> bool:
-        """Return whether a line was split after its last value: both previous lines have the same fields and more."""
+        """Return whether a line may end within its last value: both previous lines have the same fields and more."""
         last = body.rpartition(b"|")[2].strip().partition(b":")[0]
         if last not in _MEASURED:
             return False
