@@ -34,15 +34,15 @@ steps of a tiny model on a CPU took 8 % longer."""
 
 
 def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None = None) -> tuple[str, ...]:
-    """Return the command that starts and watches the workers without loading torch; only the worker's own command if
-    another launcher ``started`` the ranks."""
+    """Return the command that starts and watches the workers or, if another launcher ``started`` the ranks, only the
+    command of this rank's worker."""
     filled_words = (filled(word, str(folder.path), sys.executable) for word in spec.work)
     work = (*bind_words(spec.bind_arguments), *filled_words)
     return work if started else (sys.executable, *words(1, spec.placement.processes), *work)
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add to ``environ``, except variables that the user has set there."""
+    """Return the variables to add to ``environ``, without those that the user has set there."""
     threads = max(1, cores // spec.placement.processes_per_node)
     shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
     if rank := started_rank(environ):
@@ -57,8 +57,8 @@ def run_workers(
 
     Variables that may contain secrets are not passed on, because libraries print and record their environment.
 
-    Workers end when this process ends, even if it is killed: they check its id, and on Linux the kernel kills stopped
-    workers. If workers report a stall, this function ends the workers that do not end themselves.
+    Workers end when this process ends, even if it is killed. If workers report a stall, this function ends those that
+    do not end themselves.
 
     Raises Interrupted on a signal, after ending all workers; EnvironmentProblem if the log cannot be written.
     """

@@ -21,7 +21,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
 
 NONE = "none"
-"""The answer to a question that does not apply; questions without an answer are open."""
+"""The answer that sets nothing, such as no container; questions without an answer are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class JobHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobAnswers:
-    """States by the key of the job, except jobs whose state was not found; ``warnings`` are shown to the user."""
+    """States by key of the job; jobs that ended, or have no id, may be missing. ``warnings`` are shown to the user."""
 
     states: Mapping[str, JobState]
     warnings: Sequence[str] = ()
@@ -344,7 +344,7 @@ class Cluster:
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return overriding settings, from the shell, ``partition`` and its section; raise UsageError if invalid."""
+        """Return overriding settings: the shell's, ``partition`` and the partition's; raise UsageError if invalid."""
         return ()
 
     def offer(self) -> Offer:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predict the step time and memory of a run without running it. Pure."""
+"""Predicts the step time and memory of a run without running it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a run's ranks in closed form: an estimate of the engine's account, computed in milliseconds.
+"""Memory of a run's ranks in closed form: an estimate of the engine's account that takes only milliseconds.
 
 Every term is a tensor of the engine, whose size follows from the model's parts on a rank; nothing is fitted. A rank
 peaks at the loss, when every micro-batch in flight holds its saved activations; in a pass of a block; when the
@@ -172,7 +172,6 @@ class _Rank:
         return sum(number * count(layer) for layer, number in alike.items())
 
     def cast(self) -> int:
-        """Count the elements of the matrices that are cast to FP8."""
         sizes, cast = self.sizes, [each for each in self.layers if self.sizes.computes_fp8(each)]
         return self.summed(sizes.matrices, cast) + self.experts(cast)
 

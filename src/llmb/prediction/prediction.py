@@ -301,7 +301,6 @@ def error_case(plan: EnginePlan, gpu: Gpu, software: str) -> str:
 
 
 def _aspects(plan: EnginePlan, gpu: Gpu) -> Iterator[str]:
-    """Yield the names of the plan's aspects that have an error of their own; published steps check few of them."""
     layout = plan.recipe.layout
     joined = gpu.nvlink_domain_gpus >= gpu.gpus_per_node and gpu.nvlink_gb_s >= LEAST_NVLINK_GB_S
     found = {

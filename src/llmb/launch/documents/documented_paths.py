@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links a run's files under the names in the recipe's document, so that the document's commands work; and checks the
-checkpoints and datasets that the suite prepares in NeMo's format.
+"""Gives a run's files the names and content that the recipe's document describes, so that its commands work; and checks
+the checkpoints and datasets that the suite prepares in NeMo's format.
 
-The log is a hard link if the file system supports them, because ``grep -r`` does not follow symbolic links.
+The log is a hard link if possible, because ``grep -r`` does not follow symbolic links.
 """
 
 import os
@@ -25,11 +25,11 @@ from llmb.runs.record import RunRecord
 
 COPIED_BYTES = 1 << 24
 NO_ACCOUNT = "default"
-"""The account in the log's name if the job specifies none, and Slurm uses the user's default account."""
+"""The account in the log's name if the job specifies none."""
 
 
 def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
-    """Append NCCL's logs of all ranks to the log of a traced run if the recipe's document expects them there."""
+    """Append NCCL's logs to the log of a traced run if the recipe's document expects this; only warn if it fails."""
     document = plan.recipe.document
     if not plan.nccl_trace or document is None or not document.nccl_trace_in_log:
         return
@@ -106,7 +106,7 @@ class NemoItem:
     path: Path
     state: NemoState
     problem: str | None = None
-    """The problem if the path exists but is not complete."""
+    """The problem if the state is ``incomplete`` or ``of llmb``."""
 
 
 def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:

@@ -25,7 +25,7 @@ DATA = Path(__file__).with_name("launch_scripts.yaml")
 REPOSITORY = "https://github.com/NVIDIA/dgxc-benchmarking"
 LARGEST_BYTES = 1 << 20
 CACHES = frozenset({"HF_HOME", "NEMO_HOME"})
-"""Variables that scripts set to cache folders, which do not affect measurements."""
+"""Variables with the paths of caches, which do not affect measurements."""
 TOKEN = "HF_TOKEN"  # noqa: S105 (its name, not a token)
 FileState = Literal["as released", "modified", "missing"]
 
@@ -46,7 +46,7 @@ class Need(Record):
     same_as: str | None = None
     """The file in the checkout of which the needed file is a copy."""
     commit_of: str | None = None
-    """The repository in ``commits`` of which the needed folder is a clone."""
+    """The repository in the script's ``commits`` of which the needed folder is a clone."""
     repository: str | None = None
     """The address of the repository ``commit_of``."""
     patch: str | None = None
@@ -67,7 +67,7 @@ class Fixed(Record):
 
 
 class LaunchScript(Record):
-    """The launch script of a workload's recipes in one release, as llmb uses it. Paths are relative to the checkout."""
+    """The launch script of a workload's recipes in one release, as llmb uses it."""
 
     release: str
     tag: str
@@ -81,7 +81,7 @@ class LaunchScript(Record):
     commits: dict[str, str]
     """Commits by repository in the release's environment."""
     installs: tuple[str, ...] = ()
-    """Commands, run in the clone of NeMo, that install the environment; {NeMo-Run} is that repository's commit."""
+    """Commands, run in the clone of NeMo, that fill the environment; {NAME} is the commit of the repository NAME."""
     queued_by: Literal["script", "scheduler"]
     """``script`` if the script queues the job itself, ``scheduler`` if it is submitted to the scheduler."""
     folder: str
@@ -89,7 +89,7 @@ class LaunchScript(Record):
     prepares: str | None = None
     """Script in the same folder that prepares dataset and checkpoint."""
     files: dict[str, str]
-    """SHA-256 of the script and the files that it uses, by path."""
+    """SHA-256 of the script and related files, by path in the checkout."""
     facts: tuple[SourceLine, ...]
     options: dict[str, int]
     """Options that the script passes to the training program, with their line numbers in ``options_file``."""
@@ -156,13 +156,13 @@ class CheckedFile:
     file: str
     state: FileState
     differs: tuple[str, ...] = ()
-    """Descriptions of changes that affect llmb; empty if there are only other changes."""
+    """Descriptions of changes that affect llmb, if any."""
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
-    """Compare a checkout's files with the release of ``scripts``, by default with the most similar release.
+    """Compare a checkout's files with those of ``scripts``, by default of the scripts of the most similar release.
 
-    Without ``scripts``, raise UsageError if the folder contains none of the files of any release.
+    Without ``scripts``, raise UsageError if the folder contains no file of any release.
     """
     if scripts is not None:
         return [file for script in scripts for file in _check_script(checkout, script)]
@@ -202,7 +202,6 @@ def _content(path: Path) -> bytes | None:
 
 
 def _differences(script: LaunchScript, name: str, content: bytes) -> Iterator[str]:
-    """Describe the facts, variables and options that the file ``name`` no longer contains."""
     lines = content.decode(errors="replace").splitlines()
     for fact in script.facts:
         if fact.file == name and fact.text not in map(str.strip, lines):
@@ -224,19 +223,19 @@ def changed_files(checkout: Path, script: LaunchScript) -> list[str]:
 
 
 def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe the missing files that ``script`` needs, each with the command that creates it."""
+    """Describe the missing files and folders that ``script`` needs, each with the command that creates it."""
     missing = [(need, path) for need in script.needs if not (path := Path(filled_path(need.path, values))).exists()]
     return [f"{path} does not exist: {filled_path(need.by, values)}" for need, path in missing]
 
 
 def is_met(script: LaunchScript, need: Need, values: Mapping[str, str]) -> bool:
-    """Return whether the file that ``need`` describes exists and matches the release."""
+    """Return whether the file or folder that ``need`` describes exists and matches the release."""
     path = Path(filled_path(need.path, values))
     return path.exists() and _problem_of(script, need, path) is None
 
 
 def changed_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe existing files that ``script`` needs but that differ from the release, each with its remedy."""
+    """Describe existing files and folders that ``script`` needs but that differ from the release, with remedies."""
     problems = []
     for need in script.needs:
         path = Path(filled_path(need.path, values))
@@ -268,7 +267,7 @@ def has_nemo_run(environment: Path) -> bool:
 
 
 def nemo_run_commit(environment: Path) -> str | None:
-    """Return the commit that pip recorded for NeMo-Run; None if it is not installed from a repository."""
+    """Return the commit that pip recorded for NeMo-Run; None if there is no valid record."""
     for record in environment.glob("lib/python3*/site-packages/nemo_run-*.dist-info/direct_url.json"):
         try:
             return str(json.loads(record.read_bytes())["vcs_info"]["commit_id"])

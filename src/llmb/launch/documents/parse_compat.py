@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reproduces the output of the reference suite's ``parse_train_timing.sh`` and ``parse_train_timing_mbridge.sh``.
 
-A run with all steps of the window is a success even if it ends before its last step. The divisor in variances is n, or
-n - 1 as in the script for Megatron-Bridge.
+A run may succeed without steps after the window. The divisor in variances is n, or n - 1 as in the script for
+Megatron-Bridge.
 """
 
 import csv
@@ -25,7 +25,7 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """A log's means in the window; None if unknown. ``left out``: the log has no run, or recording slowed the run."""
+    """A log's statistics in the window; None if unknown. ``left out``: it has no run, or recording slowed the run."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]
@@ -38,7 +38,7 @@ class WindowSamples:
 
 
 def read_samples(path: Path, rule: str, *, sample: bool = False) -> WindowSamples:
-    """Read a log's means in a window; an unreadable log is a failed run. ``sample`` selects the divisor n - 1."""
+    """Read a log's statistics in a window; an unreadable log is a failed run. ``sample`` selects the divisor n - 1."""
     try:
         with open_file(path) as stream:
             log = read_log(stream, rule)
@@ -65,7 +65,6 @@ def _judged(path: Path, log: RunLog, fewer: int) -> WindowSamples:
 
 
 def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation, with the divisor n - ``fewer``; None for both if there are no values."""
     if not values:
         return None, None
     mean = _sum(values) / len(values)
@@ -82,7 +81,7 @@ def _sum(values: Iterable[float]) -> float:
 
 _TASK = r"(?:pretrain|finetune|sft|lora)_"
 _BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?!out$))?")
-"""``log-`` and the account. Accounts and models may contain dots, so the task marks the start of the experiment."""
+"""``log-`` and any account. Accounts and models may contain dots, so the task marks the start of the experiment."""
 _RULE = "=" * 80
 _ROW = "{:<90} {:>8} {:>13} {:>12} {:>19} {:>18}"
 _LINES = tuple("-" * width for width in (90, 8, 13, 12, 19, 18))
@@ -151,7 +150,7 @@ class CompatReport:
 
     @property
     def rate(self) -> int | None:
-        """Return the success rate in whole percent, rounded down."""
+        """Return the success rate in whole percent, rounded down; None if there are no runs."""
         return 100 * self.successes // len(self.runs) if self.runs else None
 
 
@@ -190,7 +189,7 @@ def _table_row(run: WindowSamples, report: CompatReport) -> str:
 
 
 def short_name(file_name: str) -> str:
-    """Remove the text before the experiment and the suffix ``_0.out``; a retry keeps its suffix."""
+    """Remove the text before the experiment, and the suffix ``_0.out``, but not that of a retry."""
     return re.sub(r"_0\.out$", "", _BEFORE_EXPERIMENT.sub("", file_name))
 
 
@@ -211,7 +210,7 @@ def compat_csv(report: CompatReport) -> str:
 
 
 def compat_json(report: CompatReport) -> str:
-    """Format the report as JSON; figures that the log does not contain are null."""
+    """Format the report as JSON; unknown figures of a successful run are null."""
     results = ",\n".join(f"    {{{_json_fields(_json_result(run, report.form), ', ')}}}" for run in report.runs)
     results += "\n" if results else ""
     analysis = {"min_iteration": report.first, "max_iteration": report.last, "experiments_directory": report.directory}

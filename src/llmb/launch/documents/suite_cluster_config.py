@@ -216,7 +216,6 @@ def _slurm(config: Version1 | Version2, result: Translation) -> Data:
 
 
 def _gres(gres: str | int | None, result: Translation) -> Data:
-    """Convert the reference suite's GRES of a node, such as 8 or h100:8, to llmb's settings in ``slurm``."""
     if gres is None or str(gres).strip().lower() in ("", "null", "none", "0"):
         return {"gpu_request": "none"}
     kind, _, count = str(gres).strip().removeprefix("gpu:").rpartition(":")
@@ -251,7 +250,6 @@ def _add_flag(name: str, value: Value, slurm: Data, result: Translation) -> None
 
 
 def _variables(values: Values, where: str, result: Translation, slurm: Data | None = None) -> dict[str, str]:
-    """Return the environment variables of jobs; add variables of the suite's scripts to ``slurm``, if it is passed."""
     variables = {}
     for name, value in values.items():
         text = str(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables of the reference documents, and how llmb interprets them. Pure."""
+"""The environment variables of the reference documents, and how llmb interprets them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ class LaunchVariable(Record):
     type: Literal["word", "text", "count", "number", "flag"] | None = None
     """Type of the value; None if an option defines the type."""
     none_is: int | None = None
-    """The value for words such as null, which are invalid if ``none_is`` is not set."""
+    """The value for words such as null, if these are valid."""
     releases: tuple[str, ...]
     uses: tuple[VariableUse, ...]
     excludes: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class LaunchVariable(Record):
     quiet: bool = False
     """True if the variable is ignored with no message, because other programs also read it."""
     preparation: VariableUse | None = None
-    """The interpretation by ``llmb prepare submit``, if it differs from ``llmb launch``'s."""
+    """The interpretation by ``llmb prepare submit``; see ``prepares`` if it is None."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
@@ -120,7 +120,7 @@ class LaunchVariable(Record):
         return value
 
     def valid(self, options: Mapping[str, Option]) -> str:
-        """Describe the valid values as the end of a sentence with "it must be"."""
+        """Describe the valid values, to follow the words "it must be"."""
         names = [name for use in self.uses for name in use.values]
         return " or ".join(names) if names else valid_values(self.takes(options))
 
@@ -247,7 +247,6 @@ def _read(variable: LaunchVariable, use: VariableUse, text: str, options: Mappin
 
 
 def _exclusions(variables: Iterable[LaunchVariable], honored: Mapping[str, Value]) -> Iterator[str]:
-    """Yield a message for each pair of mutually exclusive variables that are both set, and not to false."""
     for variable in variables:
         for other in variable.excludes:
             if honored.get(variable.name) and honored.get(other):
@@ -276,7 +275,6 @@ def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> 
 
 
 def _is_near(name: str, valid: str) -> bool:
-    """Return True if ``name``, which resembles ``valid``, has the same letters or, for a long name, about as many."""
     letters = _letters(name)
     long = len(valid) >= SHORTEST_INEXACT
     return letters == valid or (long and abs(len(letters) - len(valid)) <= MOST_LETTERS_MORE)
@@ -289,7 +287,7 @@ def _letters(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestedLaunch:
-    """The option values of a job to launch; ``notes`` list ignored variables with reasons."""
+    """The option values of a job to launch; ``notes`` explain ignored variables and a change of the release."""
 
     values: Mapping[str, Any]
     notes: tuple[str, ...]
@@ -306,7 +304,7 @@ def read_launch(
     """Return the job that a launch of ``model``, a workload with or without its size, requests.
 
     ``values`` are all options, with defaults; ``explicit`` are options set on the command line, which override
-    variables. Raises UsageError if a variable is invalid or the size or scale is missing.
+    variables. Raises UsageError if the model or a variable is invalid, or the size or the number of GPUs is missing.
     """
     workload, own_size = split_model(catalogue, model)
     size = explicit.get("size") or own_size
@@ -338,7 +336,6 @@ def read_launch(
 def _left_to_scripts(
     variables: Sequence[LaunchVariable], environ: Mapping[str, str], workload: str
 ) -> tuple[tuple[LaunchVariable, ...], dict[str, str]]:
-    """Return the variables that llmb reads, and the values of variables that only the suite's scripts read."""
     read = {name for script in launch_scripts() if script.workload == workload for name in script.reads}
     ignored = {item.name for item in variables if item.name in read and not item.option and item.name != TOKEN}
     ignored -= {item.name for item in variables if any(use.install for use in item.uses)}
@@ -352,7 +349,7 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with the variable for GPUs or nodes; None if it is the default or a release is set."""
+    """Return the newest release that has the variable; None if there is none, it is the default or a release is set."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

@@ -22,7 +22,7 @@ NumaBinding = Literal["auto", "none", "local"]
 
 
 def text_problems(text: str) -> Iterator[str]:
-    """Yield the reasons why ``text`` cannot be written into a batch script."""
+    """Yield the reason, if any, why ``text`` cannot be written into a batch script."""
     if has_secret(text):
         yield "it looks like a secret, but would be written into the batch script; log in on the nodes instead"
     elif not text.isprintable():
@@ -35,7 +35,7 @@ class ContainerSettings(Record):
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: str | None = None
     mounts: tuple[str, ...] = ()
-    """Mounts as ``path`` or ``path:path inside[:options]``; the install root and checkpoints are always mounted."""
+    """Mounts as ``path`` or ``path:path inside[:options]``, in addition to the folders that a job needs."""
     python: str = "python3"
     """The interpreter with llmb and torch inside the container."""
 
@@ -75,7 +75,7 @@ class Binding(Record):
     several GPUs with NUMA nodes that the system reports, if ``cpu`` is ``none``; other memory remains usable."""
 
     def arguments(self, *, gpus: bool, workers: int) -> tuple[str, str] | None:
-        """Return the arguments of ``llmb.launch.bind`` on a node with ``workers``; None if they are not bound."""
+        """Return the arguments of ``llmb.launch.bind`` on a node with this number of workers; None for no binding."""
         cpu, numa = str(self.cpu), self.numa
         if numa == "auto" and (cpu != "none" or not gpus or workers == 1):
             numa = "none"
@@ -97,7 +97,7 @@ _option = partial(Option, panel="Container and framework")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """The user's options for a job; if an option is None, the cluster's setting applies."""
+    """The user's options for a job; None selects the cluster's setting or, if it has none, the default."""
 
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)

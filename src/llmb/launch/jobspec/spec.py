@@ -100,7 +100,7 @@ class Placement:
     nodes: int
     processes_per_node: int
     whole_nodes: bool
-    """True if all GPUs of the nodes are used."""
+    """True if the job occupies whole nodes."""
 
     @property
     def processes(self) -> int:
@@ -198,7 +198,7 @@ class JobSpec(Record):
     process, ``once`` as one process for the job. ``rounds`` runs the steps in ``rounds.txt``, each of which may fail;
     if the file lists no nodes for a step, ``work`` prints them."""
     cpus: int | None = None
-    """CPU cores per process; None for the scheduler's default, or one core per process on a CPU."""
+    """CPU cores per task; None for the scheduler's default on GPUs, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)
     """The scheduler's own flags in order, except flags that contain the run folder."""
     step_flags: dict[str, str | None] = Field(default_factory=dict)
@@ -210,7 +210,7 @@ class JobSpec(Record):
     """Names of variables that are passed from the submitting shell although they may contain secrets; their values are
     not written to any file."""
     gpu_type: str | None = None
-    """A GPU type from the catalogue, or ``cpu``; None if the type is unknown."""
+    """A GPU type from the catalogue, or ``cpu``; None if the type is unknown or not needed."""
     modules: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     prolog: tuple[str, ...] = ()

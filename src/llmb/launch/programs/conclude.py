@@ -49,8 +49,8 @@ def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | N
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
     """Return the record of an ended run with its result, without a verdict. Nothing is written.
 
-    A run does not fail by what ends it after its last step; a success has a note on that. Values from unreadable files
-    are missing with a reason. Raises OSError if the steps cannot be read now but may be readable later.
+    An exit code or a signal after completion does not make a run fail; a success has a note on that. Values from
+    unreadable files are missing with a reason. Raises OSError if the steps cannot be read now but may be later.
     """
     base = record.model_copy(update=_left_beside(folder))
     after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
@@ -74,7 +74,7 @@ def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def judge_run(record: RunRecord) -> RunRecord:
-    """Judge the run's result against the published figure, and return the record with the verdict."""
+    """Judge the run by the published figure, and return the record with the verdict or the reason for none."""
     assert record.result, "it was concluded"
     return record.model_copy(update={"result": with_verdict(record.result, record)})
 
@@ -102,7 +102,7 @@ def _left_beside(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
-    """Return the result from the program's files, and whether a run that failed (``after``) had done all its steps."""
+    """Return the result from the program's files, and whether a run that failed (``after``) had completed before."""
     program = find_program(record.program)
     try:
         is_done = after is not None and program.progress(folder, record.plan).complete
@@ -136,13 +136,14 @@ class EndedRun:
 
     @property
     def mean_s(self) -> float | None:
-        """Return the mean step time in seconds; None unless the run succeeded."""
+        """Return the mean step time in seconds; None if it is unknown or the run did not succeed."""
         times = self.result.step_time_s if self.result.status == "success" else None
         return times.mean if times else None
 
 
 def read_ended_run(folder: RunFolder) -> EndedRun:
-    """Read an ended run; raise UsageError if it has no readable record or has not ended, BrokenRecord for bad steps."""
+    """Read an ended run; raise UsageError if its record is unreadable or it has not ended, BrokenRecord if its steps
+    are unreadable."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
@@ -154,10 +155,9 @@ def read_ended_run(folder: RunFolder) -> EndedRun:
 
 
 def stored_run(folder: RunFolder, record: RunRecord) -> tuple[Result, Sequence[Step]]:
-    """Return the stored result of an ended run and, if it succeeded, its steps. Nothing is written.
+    """Return the stored result of an ended run and, if it was recorded as a success, its steps. Nothing is written.
 
-    The result is invalid if the steps contradict it. Raises BrokenRecord if the steps cannot be read.
-    """
+    The result is invalid if the steps contradict it. Raises BrokenRecord if the steps cannot be read."""
     assert record.status not in ("queued", "running")
     result, failed = record.result, record.status != "success"
     if result is None and failed:

@@ -158,7 +158,7 @@ def has_all_steps(plan: Plan, outcome: LogOutcome, log_format: Format) -> bool:
 def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOutcome:
     """Return the outcome of the latest attempt in the log, ignoring steps of earlier attempts.
 
-    The window is applied to the step numbers in the log, as NVIDIA's own parsers do.
+    The window is applied to the step numbers in the log, as in NVIDIA's own parsers.
     """
     first = log_format.first_number
     rule = window.rule if window.rule in LOG_RULES else f"{max(window.first, first)}-{max(window.last, first)}"
@@ -174,7 +174,6 @@ def judge_latest_attempt(log: Path, window: Window, log_format: Format) -> LogOu
 
 
 def _latest_attempt(handle: int) -> int:
-    """Return the byte offset of the latest attempt in a log; 0 if there is only one attempt, or the log is empty."""
     try:
         with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as log:
             return log.rfind(f"\n{ATTEMPT}".encode()) + 1

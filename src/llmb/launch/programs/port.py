@@ -60,7 +60,8 @@ class ProgramWork:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """The number of steps done. ``complete`` is True if all are, and the last checkpoint if the program checks that."""
+    """The number of steps done. ``complete`` is True if the last step is done and no requested checkpoint is missing,
+    as far as the program checks."""
 
     steps: int
     complete: bool
@@ -96,10 +97,9 @@ class Program(Protocol):
     def plan(
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
     ) -> Plan:
-        """Return the plan of a run, with files prepared below the site's install root.
+        """Return the plan of a run, which uses files that were prepared below the site's install root.
 
-        Raises UsageError if the program does not support the run, NotPrepared if preparations are missing.
-        """
+        Raises UsageError if the program does not support the run, NotPrepared if preparations are missing."""
 
     def work(self, plan: Plan, request: ProgramRequest, folder: RunFolder) -> ProgramWork:
         """Return the work for a run in ``folder``, which need not exist; raise UsageError if the site cannot run it."""
@@ -136,7 +136,7 @@ def find_program(name: str) -> Program:
 
 
 def option_text(choices: Choices, name: str) -> str:
-    """Return the option that sets field ``name``, such as ``--seed`` or ``--no-compile``; else its name in words."""
+    """Return the option that sets field ``name``, such as ``--seed`` or ``--no-compile``, or else ``name`` in words."""
     option = options_of(Choices).get(name)
     if option is None:
         return name.replace("_", " ")

@@ -238,7 +238,7 @@ def _values(script: LaunchScript, recipe: Recipe, checkout: Path, site: Site) ->
 
 
 def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, site: Site) -> Iterator[str]:
-    """Describe what prevents launching the script from this machine, each with a remedy."""
+    """Describe each obstacle to launching the script from this machine, with a remedy."""
     checkout, install = checkout_of(script, options, site), f"run 'llmb install --suite-release {script.release}'"
     if not (checkout / script.folder / script.script).is_file():
         place = f"{script.folder}/{script.script} in {checkout}"
@@ -408,7 +408,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Describe how the log ends before the plan's last step, or counts other samples; None if neither, or unknown."""
+    """Return how the log's last step or samples contradict the plan; None if they do not, or are unknown."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None
@@ -449,7 +449,6 @@ def _check_nodes(script: LaunchScript, gpus_per_node: int) -> None:
 
 
 def _check_given(script: LaunchScript, request: ProgramRequest) -> None:
-    """Raise UsageError if --env or settings set variables that would change what the launch script runs."""
     clashing = sorted(request.explicit & (script.reads | {*script.removed}) - CACHES - {TOKEN})
     if clashing:
         do = "omit them; for variables that the script reads, pass llmb's own options or --framework-arg NAME=VALUE"

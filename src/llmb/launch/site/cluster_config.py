@@ -214,7 +214,7 @@ NAME = "<name>"
 
 
 def split_key(schema: type[BaseModel], text: str) -> tuple[str, ...]:
-    """Split a dotted key, in which names of workloads may contain dots; raise UsageError if it is unknown."""
+    """Split a dotted key, in which free names may contain dots; raise UsageError if it is unknown."""
     path = _split(schema, text.split("."))
     if path is None:
         valid = list(setting_keys(schema))

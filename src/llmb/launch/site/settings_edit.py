@@ -70,8 +70,7 @@ def migrate(file: SettingsFile) -> Path:
     """Convert a file of the reference suite to llmb's format, and return the path of a copy of the original.
 
     The file is complete at any time. Raises UsageError if another file is at the path of the copy, EnvironmentProblem
-    if writing fails.
-    """
+    if writing fails."""
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
         if backup.exists() and backup.read_bytes() != file.path.read_bytes():
@@ -129,7 +128,8 @@ def _values(text: str) -> list[Any]:
 
 
 def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
-    """Set or remove a key in ``text``; raise UsageError if llmb cannot edit it, KeyError for a missing key."""
+    """Set or remove a key in ``text``; raise UsageError if llmb cannot edit it, KeyError if a key to remove is
+    missing."""
     try:
         edited = with_value(text, keys, value)
         data = _data(text)

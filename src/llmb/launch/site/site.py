@@ -22,7 +22,7 @@ from llmb.runs.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A cluster: its install root, settings and network, and the variables of the submitting shell."""
+    """A place where jobs run: its install root, settings and network, and the variables of the submitting shell."""
 
     install: Path
     config: ClusterConfig = field(default_factory=ClusterConfig)
@@ -100,7 +100,6 @@ def this_machine() -> Machine:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES permits; () if nvidia-smi is missing or fails."""
     if shutil.which(QUERY[0]) is None:
         return ()
     output = ask_program(QUERY, QUERY_LIMIT_S)

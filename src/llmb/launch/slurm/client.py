@@ -52,9 +52,8 @@ def submit(
     """Submit a script; return the job's id and, if Slurm manages several clusters, its cluster.
 
     sbatch inherits the file descriptors ``held``. ``arguments`` override the script's flags. Variables named in
-    ``secrets`` are passed to the job.
-
-    Raises UsageError if the script is rejected, InfrastructureError if sbatch prints no id, and the errors of ``call``.
+    ``secrets`` are passed to the job. Raises UsageError if the script is rejected, InfrastructureError if sbatch prints
+    no id, and the errors of ``call``.
     """
     variables = submitting_environment(environ, secrets)
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in variables else []
@@ -80,7 +79,7 @@ def call(
     time_out_s: float = TIME_OUT_S,
     held: Sequence[int] = (),
 ) -> Output:
-    """Run one of Slurm's commands and return its output.
+    """Run one of Slurm's commands and return its output, even if the command fails.
 
     Raises EnvironmentProblem if it cannot run or Slurm is not configured, InfrastructureError if Slurm does not answer.
     """
@@ -129,7 +128,8 @@ def last_lines(text: str) -> str:
 
 
 def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Return the states of jobs that the controller has; raise InfrastructureError if squeue fails, or as ``call``."""
+    """Return the states of jobs that the controller has; raise InfrastructureError if squeue fails, and the errors of
+    ``call``."""
     jobs: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         # squeue fails for a single unknown id, but ignores unknown ones among several.
@@ -165,7 +165,7 @@ def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJ
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """Cancel jobs, ignoring ended jobs; raise UsageError if a job cannot be cancelled, or as ``call``."""
+    """Cancel jobs, ignoring ended jobs; raise UsageError if a job cannot be cancelled, and the errors of ``call``."""
     for ids in _batches(job_ids):
         output = call(["scancel", *ids.split(",")])
         if output.code and NO_JOB not in output.errors:

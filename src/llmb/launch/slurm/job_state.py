@@ -33,7 +33,7 @@ class SlurmJob(JobState):
 
     reason: str | None = None
     command: str | None = None
-    """The command that submitted the job, which ends with the path of the batch script."""
+    """The script of the job or the command that submitted it; for llmb's own jobs, it ends with the script's path."""
     submitted_s: float | None = None
     cancelled_by: str | None = None
     """Id of the user who cancelled the job."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from Slurm what this user can use, and its setup; parses lists of nodes; finds partitions by GPU type."""
+"""Reads Slurm's setup, nodes and offer to this user; parses and formats lists of nodes; finds partitions by GPU."""
 
 import os
 import pwd
@@ -55,7 +55,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
-    """Yield a list of names with unpadded numbers, and a list for each width in which a number has a leading zero."""
+    """Yield lists of names: with unpadded numbers, with numbers padded to each width, and without a number."""
     padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
     for width in (0, *sorted(padded)):
         ids = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
@@ -147,8 +147,8 @@ def site_partition(settings: SlurmSettings, gpu_type: str | None) -> str | None:
 def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str | None, site: str | None) -> str | None:
     """Return the GPU type of a job: the requested ``type_``, or else the partition's, or else the ``site``'s.
 
-    ``partition`` is None if the job requests none. Raises UsageError if the partitions to use do not have the requested
-    type, or if none is requested and their types differ.
+    ``partition`` is None if the job requests none. Raises UsageError if a partition to use has another type than
+    requested, or if no type is requested and the partitions' types differ.
     """
     if type_ == CPU:
         return type_
@@ -229,7 +229,6 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
 
 
 def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
-    """Return this user's accounts and default account; None for both if accounting is missing or does not respond."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
         query = ["sacctmgr", "--noheader", "--parsable2", "show"]

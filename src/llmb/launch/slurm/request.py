@@ -40,8 +40,8 @@ _option = partial(Option, panel="Slurm")
 
 class SlurmChoices(Record):
     """The Slurm options of every command that queues jobs; if None, variables of the shell apply, then settings.
-    Some of these variables would override the batch script, because sbatch reads them. They are therefore written into
-    the script and hidden from sbatch."""
+    Some of these variables would override the batch script, because sbatch reads them. Their values are therefore
+    written into the script, and the variables are hidden from sbatch."""
 
     account: Annotated[
         str | None,
@@ -271,7 +271,7 @@ def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
 
 
 def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the first variable that corresponds to the option ``name`` and is set."""
+    """Return the first variable, if any, that corresponds to the option ``name`` and is set."""
     return next((variable for variable in options_of(SlurmChoices)[name].set_by if environ.get(variable)), None)
 
 

@@ -43,7 +43,7 @@ def command_lines(words: Iterable[ShellWord]) -> str:
 
 
 def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
-    """Convert a word of a command; placeholders become variables of the batch script."""
+    """Convert a word of a command; a placeholder becomes a shell variable or the interpreter."""
     if isinstance(word, str):
         return word
     if word.slot == "python":
@@ -52,7 +52,7 @@ def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
 
 
 BESIDE = ("--overlap", "--mem=0")
-"""Options of a step that runs concurrently with others, which may use all of the job's cores and memory."""
+"""Options of a step that shares the job's cores and memory with concurrent steps."""
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
 PYTHON_WORD, FOLDER_WORD = Shell('"$llmb_python"'), Shell('"$llmb_folder"')
 # srun ends the step when the first node fails, and may lose output on its way to the log, so that node waits.
@@ -124,7 +124,7 @@ def write_node_files(spec: JobSpec) -> Iterator[str]:
 
 
 def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
-    """Yield shell code that runs ``workers`` once every node is ready, and ends with their exit code."""
+    """Yield shell code that runs ``workers`` once every node is ready."""
     if not (spec.prolog or spec.vboost or spec.sampled):
         yield workers
         return
@@ -375,7 +375,7 @@ def batch_script(spec: JobSpec, folder: RunFolder) -> str:
 
 
 def file_flags(folder: RunFolder) -> Flags:
-    """Return the flags for the folder and the output, with % escaped; raise UsageError if Slurm cannot write there."""
+    """Return the flags for the working folder and the output; raise UsageError if Slurm cannot write there."""
     base = folder.path.parent
     if "\\" in str(base) or not str(base).isprintable():
         do = "set LLMB_INSTALL to a folder without backslashes and control characters in its path"

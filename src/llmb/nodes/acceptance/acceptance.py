@@ -246,7 +246,6 @@ def _check_machine(
 
 
 def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, findings: Findings) -> list[str]:
-    """Check the nodes, measure the fit ones alone and in pairs, and return those that remain fit."""
     fit = list(place.nodes)
 
     def leave_out(names: Sequence[str]) -> None:

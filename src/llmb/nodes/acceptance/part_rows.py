@@ -9,7 +9,7 @@ from llmb.nodes.acceptance.parts import AcceptancePart, PartResult, Status
 from llmb.runs.result import WORST
 
 MOST_NAMES = 4
-"""The maximum number of failed checks or of devices in a row."""
+"""The maximum number of failed checks or devices that one row of the table names."""
 Document = Mapping[str, Any]
 
 
@@ -76,7 +76,7 @@ def pairs_row(result: PartResult, document: Document | None) -> AcceptancePart:
 
 
 def measured_row(name: str, result: PartResult, before: PartResult | None) -> AcceptancePart:
-    """Return the row for a measurement: the bandwidth at the largest size, with the peak or else the value before."""
+    """Return the row for a measurement: the bandwidth at the largest size, compared with the peak or an earlier one."""
     largest, earlier = _largest(result), _largest(before) if before else None
     if largest is None:
         status: Status = "fail" if result.exit_code else "measured"

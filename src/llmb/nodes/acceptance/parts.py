@@ -50,7 +50,7 @@ class AcceptancePart(Record):
     reference: str | None = None
     """The value to compare with, if any."""
     command: str | None = None
-    """The command that repeats the part."""
+    """The command that printed the result, if any."""
     training: bool = False
     """True if the part measures the speed of training."""
 

@@ -154,8 +154,8 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
 
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
-    """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU; raise UsageError if
-    their number is unknown, and as ``Cluster.defaults``."""
+    """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU. Raises UsageError if the
+    number of processes is unknown, and the errors of ``Cluster.defaults``."""
     scheduler = scheduler_of(site)
     chosen = scheduler.defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)

@@ -85,7 +85,6 @@ class _Rates:
         self.texts.append(f"memory at {reached / 1000:.3g} TB/s")
 
     def _add_products(self, dtype: str) -> None:
-        """Add the common rate of the matrix products in ``dtype``, and the relative time of each."""
         rows, slowdown = self._of("gemm", dtype)
         rows = [row for row in rows if not row.case.startswith("square")] or rows
         peak = self.gpu.peak_tflops.get(dtype)
@@ -113,7 +112,6 @@ class _Rates:
         return size / self.gpu.memory_bandwidth_tb_s / 1e12 * self.rates["written"]
 
     def _add_attention(self, shapes: set[str]) -> None:
-        """Add the rate of attention, forward and backward, preferably for the plan's shapes."""
         rows, slowdown = self._of("attention", "bf16")
         of_shape: dict[str, list[Measurement]] = {}
         for row in rows:
@@ -155,7 +153,6 @@ class _Rates:
                 self.texts.append(f"exchange of {size:,.0f} MiB over {row.ranks} ranks in {1e3 * row.time_s:.3g} ms")
 
     def _shows_links(self, row: Measurement) -> bool:
-        """Return whether a collective stayed within an NVLink domain and its messages were large enough."""
         spans_nodes = "nodes" in (row.shape or "")
         within = 1 < row.ranks <= self.gpu.nvlink_domain_gpus
         within = within and not (spans_nodes and self.gpu.nvlink_domain_gpus <= self.gpu.gpus_per_node)

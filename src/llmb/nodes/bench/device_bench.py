@@ -144,7 +144,7 @@ def bytes_of(text: str) -> int:
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SQUARE: dict[Device, int] = {"cpu": 1024, "cuda": 8192}
-"""The number of rows and of columns in an additional, square product, which keeps the whole device busy."""
+"""The number of rows and of columns in a square product, which keeps the whole device busy."""
 COPY_BYTES: dict[Device, tuple[int, ...]] = {
     "cpu": (64 * KIB, MIB, 16 * MIB, 256 * MIB),
     "cuda": (64 * MIB, 512 * MIB, 2 * GIB),

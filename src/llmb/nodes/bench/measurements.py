@@ -35,7 +35,7 @@ class Measurement(Record):
     case: str
     """The stable name of a part of the benchmark, such as ``qkv_forward`` or ``all_reduce``, which scripts can use."""
     shape: str | None = None
-    """Shape of the data for display, such as ``4096 x 4096 x 14336``."""
+    """Shape of the data, such as ``4096 x 4096 x 14336``; for collectives, a text such as ``in place, 2 nodes``."""
     dtype: str | None = None
     size_bytes: int | None = None
     node: str
@@ -52,7 +52,7 @@ class Measurement(Record):
     slowest_s: float | None = None
     tflops: float | None = None
     peak_tflops: float | None = None
-    """The dense peak in the catalogue; None if the device's peak is unknown."""
+    """The dense peak in the catalogue; None if it is unknown or does not apply."""
     peak_bandwidth_gb_per_s: float | None = None
     """The peak bandwidth of the device's memory."""
     peak_reason: str | None = None
@@ -70,7 +70,7 @@ class Measurement(Record):
     backend: str | None = None
     """The kernel or library that was used, such as ``cudnn`` for attention."""
     cpu_threads: int | None = None
-    """The number of CPU threads that computed; None on a GPU."""
+    """The number of CPU threads that computed; None on a GPU and for collectives."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +114,7 @@ class MeasurementFile(Record):
     software: dict[str, str | None]
     """Versions by name, such as ``torch`` and ``driver``; None if unknown."""
     binding: str | None = None
-    """The ``DeviceReport.binding`` of the first process."""
+    """The ``DeviceReport.binding`` of the first of several processes."""
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None
@@ -216,7 +216,6 @@ def _read_all(paths: Iterable[Path]) -> Iterator[MeasurementFile]:
 
 
 def _moment(measured: MeasurementFile) -> datetime:
-    """Parse the time of a measurement; raise ValueError if it is invalid or has no time zone."""
     moment = datetime.fromisoformat(measured.measured_at)
     if moment.tzinfo is None:
         raise ValueError(f"{measured.measured_at} has no time zone")

@@ -314,7 +314,6 @@ def _failures(readings: Readings) -> Iterator[tuple[int, list[str]]]:
 
 
 def _judge_pairs(state: Suspicion, rule: PairRule) -> None:
-    """Find bad pairs; if there are many nodes, compare each distance separately."""
     state.bad = {pair: pair.problem for pair in state.pairs if pair.problem}
     alike = [state.pairs]
     if len(best_of_nodes(state.pairs, BANDWIDTH)) >= MANY:
@@ -354,7 +353,6 @@ def best_of_nodes(pairs: Iterable[PairReading], kind: Kind) -> dict[int, float]:
 
 
 def _blame(readings: Readings, state: Suspicion) -> None:
-    """While any node is slow, mark that with the most bad pairs by share, and drop its pairs; then add evidence."""
     remaining = [pair for pair in state.pairs if not pair.has(state.slow)]
     while (worst := _worst(remaining, state.bad)) is not None:
         remaining = [pair for pair in remaining if not pair.has((worst,))]
@@ -375,7 +373,6 @@ def _worst(pairs: Sequence[PairReading], bad: Container[PairReading]) -> int | N
 
 
 def _is_slow(node: int, by_node: Mapping[int, Sequence[PairReading]], bad: Container[PairReading]) -> bool:
-    """Return whether at least two of a node's pairs, and most, are bad: all, or two with otherwise good nodes."""
     partners = [pair.other(node) for pair in by_node[node] if pair in bad]
     if len(partners) < LEAST_PAIRS or 2 * len(partners) <= len(by_node[node]):
         return False

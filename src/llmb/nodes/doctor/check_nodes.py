@@ -207,7 +207,6 @@ class NodesCheck:
         return Problem("fail", f"it did not answer within {self.terms.time_limit_min} min", "time")
 
     def _drop_unusable(self, waiting: list[str]) -> None:
-        """Report a problem for nodes that went down or were drained while their jobs were queued; cancel these jobs."""
         states = self.scheduler.nodes(self.scheduler.host_list(waiting), None, ASK_S)
         lost = {node: state for node, state in states.items() if not state.usable}
         for node, state in lost.items():
@@ -215,7 +214,6 @@ class NodesCheck:
         self._cancel(list(lost))
 
     def _give_up(self, why: str) -> None:
-        """Collect the reports so far, cancel the other jobs, and report their nodes as unchecked because of ``why``."""
         with contextlib.suppress(KeyboardInterrupt):
             self._collect()
             self._cancel(self._open())
@@ -240,7 +238,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:
-    """Return the job that checks ``node``: in the requested partition, or else the default one or the node's first."""
+    """Return the job that checks ``node``, in the requested partition or else in the node's default or first one."""
     flags = {name: value for name, value in terms.options.flags.items() if name not in OF_RUNS}
     base = folder.job(node)
     order = TaskOrder(

@@ -37,18 +37,18 @@ class Check(Record):
 
 
 class NotChecked(Record):
-    """A check that was skipped, with the reason, such as that its subject does not exist here or cannot be seen."""
+    """A check that was skipped, with the reason."""
 
     name: str
     reason: str
 
 
 class NodeReport(Record):
-    """The results of all checks of one node."""
+    """The results of the checks of one node."""
 
     node: str
     checked_at: str
-    """The time by the node's own clock, in ISO 8601 format in UTC."""
+    """The time in ISO 8601 format in UTC, by the node's own clock if it answered."""
     status: Status
     checks: tuple[Check, ...]
     not_checked: tuple[NotChecked, ...] = ()

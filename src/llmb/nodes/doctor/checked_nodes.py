@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores and compares checks of several nodes, and resolves the list of nodes that jobs should avoid.
 
-Each check has a folder in the install root with a report per node. A new one removes all complete ones but the last.
+Each check has a folder in the install root with a report per node.
 """
 
 import contextlib
@@ -194,7 +194,7 @@ def unchecked(reason: str) -> Problem:
 
 
 def stored(folder: CheckFolder) -> NodesResult:
-    """Return the saved result of a check or, if its client was killed, a result from the reports that exist.
+    """Return the saved result of a check or, if there is none, a result from the reports that exist.
 
     Raises OSError if the result or the request cannot be read, BrokenRecord if it is damaged.
     """
@@ -286,7 +286,7 @@ def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
 
     ``say`` reports the check and the measurement that are used. Raises UsageError if ``unfit`` is listed, but nodes
     were neither checked nor measured nor at fault, or if a check, measurement, file or list cannot be read, and
-    BrokenRecord if a check or measurement is damaged."""
+    EnvironmentProblem if a check, the measurement or the history is damaged."""
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):
         return text
@@ -319,7 +319,7 @@ def listed_names(listed: str, part: str, cluster: Cluster) -> list[str]:
 
 
 def _unfit(install: Path, cluster: Cluster, say: Say) -> list[str]:
-    """Return nodes that are unfit by the last check or pairwise measurement, or were at fault in later runs."""
+    """Return nodes that are unfit by the last check or pairwise measurement, or that were at fault in later runs."""
     try:
         checked, missing = _last_checked(install), None
     except NoCheck as error:
@@ -364,7 +364,6 @@ def _last_checked(install: Path) -> JudgedNodes:
 
 
 def _told(judged: JudgedNodes, name: str, how: str, cluster: Cluster, say: Say) -> tuple[str, ...]:
-    """Return the unfit nodes; report them, and warn of nodes without a verdict and of old verdicts."""
     unfit, count = judged.unfit, len(judged.fit + judged.unfit + judged.undecided)
     what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
     names = cluster.host_list(unfit)

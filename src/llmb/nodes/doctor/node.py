@@ -103,7 +103,7 @@ def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
 
 
 class Node:
-    """The facts about this node, which are read when first needed, because several areas use the same facts."""
+    """The facts about this node, which are read once, when first needed, because several areas use the same facts."""
 
     def __init__(self, request: CheckRequest, source: FactSource, say: Say) -> None:
         self.request, self.source, self.say = request, source, say

@@ -85,7 +85,7 @@ class Rule(Record):
     same: bool = False
     """True if the value should be equal on all nodes; numbers may differ by ``SAME_PCT`` percent."""
     kinds: frozenset[str] = frozenset()
-    """The kinds of things to which the check applies, such as types of file systems."""
+    """The kinds of things that pass, such as types of file systems."""
     fails_if: str | None = None
     """The condition for ``fail``, for display; None if the check never fails."""
     warns_if: str | None = None
@@ -101,7 +101,7 @@ class Rule(Record):
         return Check(name=self._name(of), status=status, value=value, advice=advice)
 
     def measured(self, figure: float, value: str, case: str = "", of: str = "") -> Check:
-        """Return the result of comparing ``figure`` with the thresholds; ``value`` is its text for display."""
+        """Return the result of comparing ``figure`` with the thresholds; ``value`` is the text for display."""
         return self.check(self.thresholds.status(figure), value, case, of)
 
     def skipped(self, reason: str, of: str = "") -> NotChecked:

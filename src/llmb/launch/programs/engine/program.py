@@ -109,7 +109,7 @@ def has_last_checkpoint(folder: RunFolder, plan: Plan) -> bool:
 def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
     """Plan a run as ``plan_training`` does, choose the sharding by memory if unspecified, and predict the step time.
 
-    Raises its errors, and UsageError for GPUs on which the engine was never tested.
+    Raises the errors of ``plan_training``, and UsageError for GPUs on which the engine was never tested.
     """
     gpu = catalogue.gpus.get(recipe.gpu_type)
     if gpu and gpu.vendor != "nvidia":

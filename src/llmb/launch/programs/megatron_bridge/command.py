@@ -159,7 +159,7 @@ def bridge_command(
     """Return the command of one process per GPU, which binds the process to the NUMA node of its GPU.
 
     ``extra`` are arguments of the script by name, which replace arguments from the recipe. Without ``squad``, the
-    script uses mock data.
+    default is mock data.
     """
     data, entry = bridge_data(), script.entry
     per_numa = data.gpus_per_numa_node[plan.recipe.gpu_type]
@@ -198,7 +198,7 @@ def trains_packed(squad: Squad | None, extra: Mapping[str, str]) -> bool:
 
 
 def nsys_prefix(plan: Plan) -> str:
-    """Return shell text that puts nsys before profiled ranks' commands, with the folder of reports as argument 1."""
+    """Return shell text, if any, that puts nsys before profiled ranks' commands; argument 1 is the reports' folder."""
     profile = plan.profile
     if profile is None or profile.profiler != "nsys":
         return ""

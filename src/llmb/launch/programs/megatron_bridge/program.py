@@ -41,7 +41,7 @@ SAVED = "train_state.pt"
 
 
 def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
-    """Return whether every step is logged, and the last checkpoint is complete if it was requested."""
+    """Return whether the last step is logged, and the last checkpoint is complete if it was requested."""
     if not has_all_steps(plan, outcome, FORMAT):
         return False
     last = folder.checkpoints_of(plan) / f"iter_{plan.last_step + 1:07d}" / SAVED

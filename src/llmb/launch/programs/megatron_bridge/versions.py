@@ -182,7 +182,7 @@ def _base(catalogue: Catalogue, recipe: Recipe, entry: BridgeRecipe, nemo: str |
 
 
 def script_problems(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Iterator[str]:
-    """Yield why the script's own recipes in the image do not fit ``recipe``; nothing for an unknown version."""
+    """Yield why the script's own recipes in the image, as far as they are known, do not fit ``recipe``."""
     entry, nemo = bridge_recipe(recipe), nemo_of(recipe, image)
     version = version_of(nemo)
     trains = recipe.gpu_type in bridge_data().gpu_types and recipe.dtype in bridge_data().dtypes

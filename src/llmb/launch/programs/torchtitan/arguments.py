@@ -73,7 +73,7 @@ def check_versions(titan: str | None, torch: str | None) -> None:
 
 
 def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return the plan of a run; raise UsageError with all problems of recipe and choices or, if none, of the layout."""
+    """Return the plan of a run; raise UsageError with all problems of the request or, if it has none, of the plan."""
     problems = [*_recipe_problems(recipe), *model_problems(recipe.model), *_choice_problems(choices, recipe.model)]
     if not problems:
         recipe = trained_recipe(recipe, choices.parallelism.settled(recipe).dp_sharding)

@@ -225,7 +225,6 @@ def trained_recipe(recipe: Recipe, sharding: DpSharding | None) -> Recipe:
 
 
 def _differences(recipe: Recipe, sharding: DpSharding | None) -> Iterator[str]:
-    """Describe what torchtitan computes differently from the recipe."""
     model, parts = recipe.model, recipe.model.other_parts or OtherParts()
     if model.moe and not parts.router_groups:
         yield f"{TITAN} balances the experts by a bias of their selection"

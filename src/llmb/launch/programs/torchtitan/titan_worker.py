@@ -66,7 +66,7 @@ def train(folder: RunFolder, arguments: list[str]) -> None:
 
 
 def log_on_one_rank(plan: EnginePlan) -> None:
-    """Set up torchtitan's logging; only the rank with the loss, the first of the last stage, logs at level INFO."""
+    """Set up torchtitan's logging; only the first rank of the last stage, which has the loss, logs at level INFO."""
     importlib.import_module("torchtitan.tools.logging").init_logger()
     layout = plan.recipe.layout
     if int(os.environ["RANK"]) != layout.gpus // layout.pp * (layout.pp - 1):

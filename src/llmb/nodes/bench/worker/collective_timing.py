@@ -76,7 +76,6 @@ class BenchGroup:
 
 
 def _measure(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Extent) -> CollectiveRow:
-    """Measure a collective at one size; raise RuntimeError or NotImplementedError if torch lacks it."""
     out_of_place = None if collective == "all_reduce" else _way(group, job, collective, size, in_place=False)
     return CollectiveRow(
         collective=collective,

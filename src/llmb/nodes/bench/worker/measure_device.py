@@ -212,7 +212,7 @@ class AttentionChoices:
         self.chosen: dict[AttentionCase, Trial] = {}
 
     def prepare(self, case: AttentionCase) -> PreparedCall:
-        """Prepare a case's call with the best backend; raise RuntimeError if none supports it, or MemoryError."""
+        """Prepare a case's call with the best backend; raise RuntimeError if there is none, or MemoryError."""
         shape = case.model_copy(update={"direction": "both"})
         if shape not in self.chosen:
             self.chosen[shape] = self._try(shape)

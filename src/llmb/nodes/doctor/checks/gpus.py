@@ -167,7 +167,6 @@ def _throttling(gpus: Sequence[GpuState]) -> Finding:
 
 
 def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
-    """Compare the longest time for which one reason throttled a GPU with the time since boot."""
     of = rule("gpu_throttled_time")
     counts = [
         (count / 1e6, reason, gpu.index)

@@ -64,7 +64,6 @@ def _governor(source: FactSource, cpus: list[str]) -> Finding:
 
 
 def _idle_states(source: FactSource) -> Finding:
-    """Check the exit latency of the deepest idle state that is enabled on CPU 0."""
     of, folder = rule("cpu_idle_states"), f"{CPU}/cpu0/cpuidle"
     texts = [
         (latency, source.text(f"{folder}/{state}/name") or state)
@@ -207,7 +206,7 @@ LIMITS: Mapping[str, int] = {
 }
 BYTES = ("memlock", "stack")
 RAISED = "nofile"
-"""The limit that ranks raise to the hard limit, so that the soft limit does not matter."""
+"""The limit that ranks raise, so that the soft limit does not matter."""
 
 
 def limit_checks(source: FactSource, *, has_rdma: bool) -> Iterator[Finding]:

@@ -181,7 +181,7 @@ def _reachable(source: FactSource, target: TargetFacts) -> Finding:
 
 
 def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
-    """Check for ports that are down; the check fails only if fewer ports are active than there are GPUs, or none."""
+    """Check for ports that are down; the check fails only if none is active, or fewer than there are GPUs."""
     of = rule("network_rdma")
     down = [f"{port.name} {port.state}, {port.physical}" for port in ports if not port.active]
     layers = Counter(port.layer for port in active)
@@ -242,7 +242,6 @@ def _mtus(active: Sequence[Port]) -> Finding:
 
 
 def _gpu_direct(source: FactSource, gpus: int) -> Finding:
-    """Check for a kernel module that lets network cards access the memory of GPUs."""
     of = rule("network_gpu_direct")
     if not gpus:
         return of.skipped("this node has no GPU")

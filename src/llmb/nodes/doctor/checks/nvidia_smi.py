@@ -172,7 +172,7 @@ def _printed(output: Output, parse: Callable[[str], Sequence[object]]) -> Sequen
 
 
 def parse_unwell(text: str) -> tuple[str, ...]:
-    """Return the GPUs that do not respond, with the reason, from a query's output, whose lines begin with the index."""
+    """Return the errors of GPUs, with their indexes, from a query's output, whose lines begin with the index."""
     rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
     return tuple(f"{match[1]} (GPU {index})" for index, match in rows if match)
 

@@ -173,7 +173,7 @@ RUNTIMES = {
     "podman": ("podman", "--version"),
 }
 RUNTIMES_NEEDED = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
-"""Programs by the runtime in cluster_config.yaml, one of which must be installed."""
+"""Programs, one of which must be installed, by the runtime in cluster_config.yaml."""
 ENROOT_DEFAULTS = {
     "ENROOT_CACHE_PATH": "${XDG_CACHE_HOME:-${HOME}/.cache}/enroot",
     "ENROOT_DATA_PATH": "${XDG_DATA_HOME:-${HOME}/.local/share}/enroot",
