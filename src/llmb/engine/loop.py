@@ -46,7 +46,7 @@ from llmb.runs.steps import Step, step_to_json
 
 
 class Reporter:
-    """Prints and writes each step as soon as its values are read; in a long run, rank times are written in groups."""
+    """Prints and writes each step as soon as its values are read; rank times are written per step or group of steps."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         self.plan = plan
@@ -164,9 +164,9 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 def load_start(
     plan: EnginePlan, folder: RunFolder, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, progress: Progress
 ) -> None:
-    """Verify and load the weights that the plan starts with, then the checkpoint to resume from, if any. A collective.
+    """Load the weights that the plan starts with, then the checkpoint to resume from, if any; verify both if required.
 
-    Before that, set the time limit for collectives, because ranks that have loaded wait for slower ranks.
+    A collective. First set the time limit for collectives, because ranks that have loaded wait for slower ranks.
     """
     if not ranks.alone:
         limit_collectives(plan)

@@ -49,7 +49,6 @@ def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
 
 
 def _ask_for_network(folder: RunFolder) -> Path | None:
-    """Make NCCL log the network, to the user's file if the user has set a level; return that file, if any."""
     level = nccl_setting(LEVEL).upper()
     if level not in (*BRIEF, *DETAILED):
         _log_to(network_log(folder, _rank()), ",".join(OF_NETWORK))

@@ -45,7 +45,7 @@ class Trained:
 
     @property
     def weight(self) -> Tensor | None:
-        """The tensor that the master is rounded to; None if the parameter itself is the master."""
+        """The tensor that the master is rounded to; None if the master is the parameter, or a part of it."""
         if self.part is not None:
             return self.part.weight
         return None if self.master is self.parameter else local_tensor(self.parameter)

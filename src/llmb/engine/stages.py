@@ -241,7 +241,7 @@ def sum_in_products(stages: Iterable[TrainedStage]) -> None:
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
     """Yield each ``Joined`` or ``Linear`` that multiplies by one matrix, and the layers whose weights form this matrix.
 
-    Omit joined layers that gather their input once but are multiplied separately.
+    Omit subclasses of ``Linear``, and joined layers that gather their input once but are multiplied separately.
     """
     joined = [each for each in joined_layers(stage) if all(map(is_plain, each.layers))]
     parts = {layer for each in joined if each.weight is not None or each.group is not None for layer in each.layers}

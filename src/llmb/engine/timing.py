@@ -160,7 +160,7 @@ def by_layer(counts: Tensor, rows: Tensor) -> Tensor:
 
 
 def expert_load(values: Sequence[float]) -> ExpertLoad | None:
-    """Return the values that ``of_step`` returned as a record; None without values."""
+    """Return the values of ``of_step`` as a record; None without values."""
     if not values:
         return None
     max_over_mean, idle_experts, dropped_share, *layers = values

@@ -160,7 +160,7 @@ def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
     """Make every block save only its input (``full``), or also the results of ``SAVED`` operators (``selective``).
 
-    ``by_part`` does so for each part of a MoE block instead of the whole block.
+    ``by_part`` does so for each part of an MoE block instead of the whole block.
     """
     if mode == "none":
         return

@@ -48,7 +48,7 @@ RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 DISTRIBUTED = str(Path(dist.__file__).parent)
 PROJECT = str(Path(__file__).parents[1])
 CHECKPOINT_GROUP = "checkpoint"
-"""Description of the process groups that save checkpoints in parallel to training; see ``Saver``."""
+"""Description of the process groups that save checkpoints in parallel with training; see ``Saver``."""
 
 
 class Collectives(NamedTuple):
@@ -219,7 +219,7 @@ STALLED = 1
 
 
 def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> None:
-    """Start the watchdog of this rank, which ends with the process."""
+    """Start this rank's watchdog as a daemon thread."""
     launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
     watchdog = Watchdog(plan, folder, progress, launcher)
     threading.Thread(target=watchdog.run, name="watchdog", daemon=True).start()
@@ -356,8 +356,6 @@ def _say(text: str) -> None:
 
 
 def _attempt(action: Callable[[], object]) -> None:
-    """Run an action that may hang, but wait for it no longer than ``LONGEST_REPORT_S``."""
-
     def attempt() -> None:
         try:
             action()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs and their results: planning, submission, history, states, faults, retries, campaigns, archives."""
+"""Jobs and their results: planning, submission, states, history, verdicts, campaigns, archives."""

@@ -102,7 +102,7 @@ def is_trace(name: str) -> bool:
 
 
 def archived_folder(workload: str, folder: RunFolder, started_s: int) -> str:
-    """Return a run's path in an archive, regardless of its current location; raise UsageError for an invalid name."""
+    """Return a run's path in an archive; raise UsageError for an invalid name."""
     experiment = re.sub(r"\.\d+$", "", folder.name)
     group = folder.path.parent.name
     group = group if group.startswith(experiment) else f"{experiment}_{started_s}"
@@ -361,7 +361,7 @@ def unpack_archive(path: Path, into: Path) -> Manifest:
     """Unpack an archive into the empty folder ``into``, check each file against the manifest, and return the manifest.
 
     Raise UsageError if ``path`` is not a complete archive of ended runs; ``into`` must then not be used.
-    Raise EnvironmentProblem if zstandard is needed but missing, OSError if a file cannot be written.
+    Raise EnvironmentProblem if zstandard is needed but missing, OSError if a file cannot be read or written.
     """
     with open_file(path, do="pass a file written by 'llmb archive'") as file, _refusing(path):
         check_library(path)
@@ -491,7 +491,6 @@ def _exactly(stream: _Stream, size: int) -> bytes:
 
 
 def _at_most(stream: _Stream, size: int) -> bytes:
-    """Read ``size`` bytes in small portions, or fewer if the stream ends."""
     blocks = []
     while size and (block := stream.read(min(size, CHUNK))):
         blocks.append(block)

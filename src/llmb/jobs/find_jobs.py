@@ -91,7 +91,7 @@ def find_runs_by_name(store: Store, text: str) -> list[Job]:
 
 
 def unknown_values(store: Store, selection: Filter) -> Iterator[str]:
-    """Yield a message, with the existing values, for each label, campaign or workload selected that no job has."""
+    """Yield a message, with the existing values, for each selected label, campaign or workload that no job has."""
     for kind in ("label", "campaign", "workload"):
         name = getattr(selection, kind)
         if name is None or store.count(Filter(**{kind: name})):

@@ -65,7 +65,7 @@ _Alike = tuple[str, frozenset[str]]
 def find_runs(selector: str, install: Path, say: Say) -> RunSet:
     """Find the selected runs that measure the speed of steps, in order of start; list other runs with reasons.
 
-    ``say`` receives messages for the user. Raise UsageError if the selector matches nothing or is ambiguous.
+    ``say`` receives messages for the user. Raise LlmbError if the selector is unknown, ambiguous or cannot be read.
     """
     return without_unmeasured(find_ended_runs(selector, install, say))
 
@@ -73,7 +73,7 @@ def find_runs(selector: str, install: Path, say: Say) -> RunSet:
 def run_folders(text: str, install: Path, say: Say) -> list[RunFolder]:
     """Find run folders by an id, a label or a campaign, by ``latest`` for the newest successful run, or by the path of
     a run folder, of a folder with only one run, or of an archive. Any other existing folder is returned unchecked.
-    Conclude runs that ended without a result. Raise UsageError if there is no run, or ``text`` is ambiguous.
+    Conclude runs that ended without a result. Raise LlmbError if there is no such run, or ``text`` is ambiguous.
     """
     path = parse_path(text).absolute()
     check_reachable(path)
@@ -125,7 +125,6 @@ def _latest(install: Path, say: Say) -> RecordedRun:
 
 
 def _made_at(folder: RunFolder) -> tuple[int, str]:
-    """Return the creation time in seconds since 1970, from the name of the run folder's parent, and that name."""
     name = folder.path.parent.name
     seconds = re.search(r"_(\d+)[.\d-]*$", name)
     return int(seconds[1]) if seconds else 0, name
@@ -197,8 +196,8 @@ def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """Return the runs measured in the window ``rule``, or unchanged if ``rule`` is None; raise UsageError for runs of a
-    comparison of engines. Invalid runs are returned unchanged."""
+    """Return the runs measured in the window ``rule``; unchanged if it is None, or if they are invalid. Raise an error
+    for runs of a comparison of engines, or if steps cannot be read."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -295,7 +294,7 @@ def _days(first: str, last: str) -> tuple[float, float]:
 def _recorded_below(install: Path, say: Say, words: Collection[str] | None = None) -> Iterator[RecordedRun]:
     """Yield the recorded runs below a root; report unreadable records with ``say``.
 
-    With ``words``, skip records that contain none of them as a value: parsing takes most of the time.
+    With ``words``, skip most records that contain none of them: parsing takes most of the time.
     """
     forms = None if words is None else _Forms(words)
     for folder in _folders_below(install, say):
@@ -387,7 +386,6 @@ def _found_in(title: str, folders: Iterable[RunFolder], say: Say) -> RunSet:
 
 
 def _concluded(runs: Sequence[RecordedRun], say: Say) -> Sequence[RecordedRun]:
-    """Conclude runs that ended without a result, and return all runs, read again if any was concluded."""
     without = [run.folder for run in runs if run.record.status in ("queued", "running", "failed")]
     return [read_folder(run.folder) for run in runs] if conclude_ended(without, say) else runs
 

@@ -91,7 +91,6 @@ class _Follower:
 
 
 def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Follower | None:
-    """Return a reader of the log; return a new one when the workers' log replaces the batch script's output."""
     path = log_of(job)
     if path is None or (reader and reader.path == path):
         return reader

@@ -108,9 +108,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads. The store rejects changes if the history cannot be written, as
-    on a full disk, or if there is none and the install root is missing or another user's.
-    """
+    """Open the history for a command that only reads; if it does not exist and cannot be created, restore it in memory
+    from the run folders. Then, and if the history cannot be written, the store rejects changes. Raise as
+    ``open_history`` does."""
     path = database_path(install)
     try:
         if not install.exists():
@@ -157,7 +157,6 @@ def _checked(store: Store) -> Store:
 
 
 def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
-    """Rebuild the history under another name, and rename it once it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)

@@ -57,7 +57,7 @@ def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Imp
     """Add the runs of an archive that the install root lacks; change no existing run.
 
     All files are checked before the first run is added, and each run appears complete. Raise UsageError if the archive
-    is not accepted, EnvironmentProblem if a file cannot be written.
+    is not accepted or for a foreign link, EnvironmentProblem if it cannot be unpacked or a file cannot be written.
     """
     place = install / WORKLOADS
     check_links(place / "any")
@@ -163,7 +163,7 @@ def read_origin(folder: RunFolder) -> ImportOrigin | None:
 
 
 def unpacked(path: Path) -> Path:
-    """Unpack an archive into a folder for this process's life; raise UsageError or EnvironmentProblem on failure."""
+    """Unpack an archive into a folder for as long as this process runs; raise UsageError or EnvironmentProblem."""
     status = path.stat()
     return _unpacked(path, status.st_mtime_ns, status.st_size)
 

@@ -61,7 +61,7 @@ class Job:
     retry_of: str | None = None
     """The key of the job that this job retries."""
     fault: str | None = None
-    """The cause of the job's failure, if known: a name from faults.yaml, or a phase such as ``node_fail``."""
+    """The cause of the job's failure, if known: the name of a fault, or a phase such as ``node_fail``."""
     bad_nodes: str | None = None
     """Nodes at fault, separated by commas."""
     step_time_s: float | None = None
@@ -72,7 +72,7 @@ class Job:
     subject: str = ""
     """The subject of the preparation or measurement, or the node that is checked; empty for a run."""
     data: str = "synthetic"
-    """The training data in one or two words."""
+    """``synthetic``, or the name of the training data."""
     label: str | None = None
     """A label that the user chose."""
     run_id: str | None = None
@@ -146,7 +146,7 @@ CHANGING = (*ANSWERED, "status", "reason", "checked_s", "fault", "bad_nodes", "s
 
 
 def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
-    """Return True if a live job in ``jobs`` was last queried more than ``older_than_s`` seconds ago."""
+    """Return True if a submitted live job in ``jobs`` was last queried more than ``older_than_s`` seconds ago."""
     submitted = [job for job in jobs if job.live and job.state != SUBMITTING]
     # A query time in the future comes from a wrong clock, so that it counts as old.
     return any(abs(now_s - (job.checked_s or 0)) > older_than_s for job in submitted)

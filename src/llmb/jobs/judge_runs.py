@@ -40,7 +40,7 @@ class Against:
 def judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
-    """Judge runs; raise UsageError if the selected reference does not exist, or if logs contradict ``against.logs``."""
+    """Judge runs; raise LlmbError if the selected reference cannot be used, or if logs contradict ``against.logs``."""
     runs = with_stated(runs, against.logs, Catalogue()) if against.logs else runs
     pretended, others = [run for run in runs if is_pretended(run)], [run for run in runs if not is_pretended(run)]
     judged = [judge_pretended(repeats) for repeats in grouped(pretended)]
@@ -74,7 +74,6 @@ def _judge_runs(
 
 
 def _against_prediction(judged: Judged, tolerance: Tolerance | None) -> Judged:
-    """Judge a run that has no other reference against its predicted step time."""
     run = judged.runs[0]
     if run.step_time_s is None or judged.verdict.reference or judged.verdict.verdict == "invalid":
         return judged

@@ -110,7 +110,7 @@ class LocalRun:
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
         """Make the run, write its record, and return the ended run even if it failed.
 
-        Raise UserInterrupt after recording an interrupted run, EnvironmentProblem if files cannot be written.
+        Raise UserInterrupt after recording an interrupted run, or another LlmbError if files cannot be written.
         """
         folder = create_run_folder(self.install, self.plan, self._experiment())
         spec = local_spec(self.plan, self.install, self.environ, folder, self.framework)
@@ -157,7 +157,6 @@ class LocalRun:
         return record, row
 
     def _note(self, say: Say, write: Callable[[Store], object]) -> None:
-        """Call ``write`` with the history; report a failure, which does not fail the run."""
         try:
             with open_history(self.install, say) as store:
                 write(store)

@@ -136,7 +136,7 @@ FINISH = (PYTHON, "-P", "-m", "llmb.jobs.finish", RUN_FOLDER)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job whose files have been written, and which can be submitted."""
+    """A job that can be submitted."""
 
     spec: JobSpec
     folder: RunFolder
@@ -338,7 +338,7 @@ def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen
 
 
 def prepare(order: Order) -> Prepared:
-    """Write the run folder; raise UsageError if the job is not possible, EnvironmentProblem if writing fails."""
+    """Write the run folder; raise UsageError for an impossible job, EnvironmentProblem if files cannot be written."""
     plan, (parent, experiment) = order.plan, order.place()
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else parent)
     folder = create_run_folder(order.site.install, plan, experiment)

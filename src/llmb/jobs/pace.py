@@ -103,7 +103,7 @@ def expectation(plan: Plan, given_s: float | None) -> Expected | None:
 
 
 class WatchedRun:
-    """Follows a run, keeping its steps between updates; raises OSError or ValueError if the record cannot be read."""
+    """Follows a run and keeps its steps. Creating it raises OSError or ValueError if the record cannot be read."""
 
     def __init__(self, folder: RunFolder, expected_s: float | None) -> None:
         self.folder = folder
@@ -151,7 +151,6 @@ class WatchedRun:
         return "queued" if job.status == "queued" else "running" if self.steps else "starting"
 
     def _since_last_s(self, now_s: float) -> float | None:
-        """Return the seconds since the last step; None before the first step, or if its time cannot be read."""
         try:
             return max(0.0, now_s - self.folder.steps.stat().st_mtime) if self.steps else None
         except OSError:

@@ -2,7 +2,7 @@
 """Reads runs from run folders, logs or comparisons of engines, and measures them in their own window or another.
 
 The figures of a run with a readable record come from its steps or, if its program writes none, from the program's
-result. Its log also serves to check the record and, if the run has no figures, to show how far it came.
+result. Its log also serves to check the record and, if the run has no figures, to show how far it got.
 """
 
 import re
@@ -140,7 +140,6 @@ def _described(run: RecordedRun, steps: Sequence[Step]) -> AnalyzedRun:
 
 
 def _times_of(steps: Sequence[Step]) -> tuple[float, ...]:
-    """Return the step times in seconds, without profiled steps."""
     return tuple(step.step_time_s for step in steps if not step.profiled)
 
 
@@ -210,7 +209,7 @@ def parsed_run(path: Path, rule: str) -> AnalyzedRun:
 
 
 def run_of_log(file: ParsedFile, rule: str = DEFAULT_RULE) -> AnalyzedRun:
-    """Return the run of a parsed log; use only the log if it is not in a run folder, or the record cannot be read."""
+    """Return the run of a parsed log; use only the log if it is not a run folder's, or the record cannot be read."""
     parts = file.path.absolute().parts
     folder = RunFolder(file.path.absolute().parent) if parts[-1] == log_name(parts[-2:][0]) else None
     if not folder or not folder.record.is_file():
@@ -337,13 +336,11 @@ def _written_s(path: Path) -> float | None:
 
 
 def _anomalies(outcome: LogOutcome) -> Anomalies | None:
-    """Find anomalies in the step times of the window; return None unless the log has every step of the window."""
     times, window = outcome.step_times_s, outcome.window
     return find_anomalies(times, window.first) if window and len(times) == window.size else None
 
 
 def _network(path: Path) -> Network | None:
-    """Find the network at the beginning of a log; return None if there is none or the log cannot be read."""
     try:
         with open_regular(path) as stream:
             return read_network((text for text in beginning(PlainText(stream)) if NCCL in text), str(path)) or None

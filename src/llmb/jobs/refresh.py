@@ -28,7 +28,7 @@ TIME_OUT_S = 60.0
 """Time limit of one query in seconds."""
 SETTLE_S = 10.0
 REQUEUE_S = 3600.0
-"""Seconds after its end in which a job is still queried, because it may have been requeued."""
+"""Seconds for which an ended job is still queried, because it may have been requeued."""
 NOT_CONCLUDED = "not concluded"
 """Part of the reason of an ended job whose run has no result yet."""
 
@@ -79,7 +79,6 @@ def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
 
 
 def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
-    """Return the nodes that the matched line names, or else the node of the rank that failed first."""
     texts = [text for name, text in match.groupdict().items() if text]
     host = failed_host(log)
     return tuple(texts) or ((host,) if host else ())

@@ -97,7 +97,6 @@ def settings_in_effect(
 
 
 def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: Path) -> Iterator[Setting]:
-    """Yield each setting; its source is the first of ``files`` that contains it, or else llmb's default."""
     for keys, value in leaves(config):
         file = next((file for file in files if has_keys(file.data, keys)), None)
         if file is None:

@@ -2,7 +2,7 @@
 """Decides the state of a job from the scheduler's answer and the content of the job's folder.
 
 The scheduler reports how the job ended; the folder, how the run ended. A run that completed all steps is a success even
-if the job was killed, and a run whose loss is not a number is invalid even if the job completed.
+if the job was killed, and a run whose loss is not finite is invalid even if the job completed.
 """
 
 from collections.abc import Callable

@@ -74,7 +74,7 @@ def _add(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, str],
 
 @contextmanager
 def unanswered_is_explained() -> Iterator[None]:
-    """Extend errors of an interrupted submission with a warning that the job may have been queued."""
+    """Turn Ctrl-C into UserInterrupt, and warn in it and in InfrastructureError that the job may have been queued."""
     do = "run 'llmb jobs refresh', then check 'llmb jobs list' before submitting it again"
     try:
         yield
@@ -99,7 +99,7 @@ def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, 
 def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
     """Write ``handle``, with the handles of the run's earlier jobs, from which the history can be rebuilt.
 
-    Raise EnvironmentProblem if the file cannot be written.
+    Raise EnvironmentProblem if the file cannot be written, or as ``read_job`` does.
     """
     before = read_job(folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
@@ -158,7 +158,6 @@ def _unresolved(store: Store, scheduler: str) -> list[Job]:
 
 
 def _begun_as(job: Job, claimed: set[str]) -> str | None:
-    """Return the job id in the run's record; None if the record has none, or the id of another job."""
     try:
         begun = read_record(job.folder).job
     except (OSError, ValueError):

@@ -59,7 +59,7 @@ class TaskOrder(JobOrder):
     task: TaskRecord
     name: str
     parent: Path
-    """The folder of all jobs of this kind."""
+    """The folder below which the job's folder is created."""
     title: str
     placement: Placement
     time_limit_min: int

@@ -59,7 +59,7 @@ def wait_for(
     time_out_s: float | None = None,
     watch: "Watch | None" = None,
 ) -> list[Job]:
-    """Wait until all jobs with ``keys`` have ended, or for ``time_out_s``; return each job or, if any, its last retry.
+    """Update and retry jobs until those with ``keys`` end, or for ``time_out_s``; return each, or its last retry.
 
     Raise InfrastructureError if a scheduler does not respond for ten minutes, EnvironmentProblem if it is missing here.
     """
@@ -88,7 +88,7 @@ def wait_for(
 
 
 def wait_for_one(install: Path, job: Job, environ: Mapping[str, str], say: Say, watch: "Watch") -> Job:
-    """Wait until ``job`` or its last retry has ended, and return the ended job; raise UserInterrupt on Ctrl-C."""
+    """Wait until ``job`` or its last retry ends, and return it; raise UserInterrupt on Ctrl-C, else as ``wait_for``."""
     with open_history(install, say) as store:
         try:
             (ended,) = wait_for(store, install, [job.key], environ, say, watch=watch)
@@ -176,7 +176,7 @@ def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s:
 
 
 def repeated(job: Job, now_s: float) -> Job:
-    """Return the row of the next attempt at ``job``; restarts by the scheduler count as retries. Pure."""
+    """Return the row of the next attempt at ``job``; restarts by the scheduler count as retries."""
     numbered = _NUMBER.fullmatch(job.key)
     key = f"{numbered[1]}#{int(numbered[2]) + 1}" if numbered else f"{job.key}#2"
     fresh: dict[str, Any] = {item.name: item.default for item in fields(Job) if item.name in ("job_id", *CHANGING)}
@@ -185,7 +185,7 @@ def repeated(job: Job, now_s: float) -> Job:
 
 
 def excluded(*nodes: str | None) -> str | None:
-    """Join different lists of nodes with commas; return None if all are empty. Pure."""
+    """Join different lists of nodes with commas; return None if all are empty."""
     return ",".join(dict.fromkeys(filter(None, nodes))) or None
 
 

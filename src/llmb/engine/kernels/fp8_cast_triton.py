@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels for the casts in ``elementwise``.
+"""Triton kernels for the casts in ``elementwise``, except ``cast_rotated_gradient``.
 
-A program casts one tile and transposes it in registers and shared memory, so that reads and both writes are of whole
-rows of the tile. The largest absolute value is the largest bit pattern without the sign: bit patterns have the order of
+A program casts tiles and transposes them in registers and shared memory, so that reads and both writes are of whole
+rows of a tile. The largest absolute value is the largest bit pattern without the sign: bit patterns have the order of
 the values, with NaN above infinity, so an atomic maximum of integers preserves NaN.
 
 Intermediate values are rounded to bf16 where torch does so.
@@ -164,7 +164,6 @@ def activation_gradient_kernel(
 
 
 def _check_offsets(*strides: int) -> None:
-    """Raise ValueError if rows are so far apart that offsets within a tile need more than 32 bits."""
     # One by one: for a maximum the compiler would specialize on which of the unknown sizes is the largest.
     for stride in strides:
         if stride > MAX_STRIDE:
@@ -230,9 +229,9 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
-    """Implement ``elementwise.cast_into``. Compiled code cannot call this function.
+    """Implement ``elementwise.cast_into``. amax: 0-d, initially 0.
 
-    source, values: [..., rows, columns]. transposed: [..., columns, rows]. amax: 0-d, initially 0.
+    source, values: [rows, columns], or a stack of such matrices. transposed: [columns, rows], or such a stack.
     """
     # Outside of an operator, a wrapped kernel would be prepared for each launch, and never freed.
     _launch_cast(cast_kernel, _rows_contiguous(source), scale, values, transposed, amax, "none")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Triton kernel of ``elementwise.cast_rotated_gradient``.
 
-A program processes some rows of several heads, because cos and sin of a row are larger than a head's row, and are in
-the cache after the first head. Both elements of a pair are in the same thread. Intermediate values are rounded to
-bf16 where torch does so.
+A program processes some rows of several heads: after the first head, cos and sin of these rows are in the cache. Both
+elements of a pair are in the same thread. Intermediate values are rounded to bf16 where torch does so.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

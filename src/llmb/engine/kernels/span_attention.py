@@ -99,7 +99,6 @@ def _spans(numbers: Sequence[int]) -> list[TokenSpan]:
 
 
 def _parts(span: TokenSpan) -> Iterator[SpanPart]:
-    """Yield the causal square of queries and their own keys, and the rectangle of earlier keys, if any."""
     queries = slice(span.query, span.query + span.length)
     yield SpanPart(queries, slice(span.own_key, span.own_key + span.length), causal=True)
     if span.key < span.own_key:

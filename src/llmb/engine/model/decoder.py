@@ -208,8 +208,8 @@ BLOCK_ELEMENTS = 2**24
 def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:
     """Return this rank's shard of a parameter's initial values in fp32, without communication.
 
-    Matrices are normally distributed; norms start as the identity, biases as zeros. Values depend on the seed, the
-    parameter's full name and global shape, and the type of the device, but not on the layout.
+    Matrices are normally distributed; norms start as the identity, biases as zeros. Values depend on the model, the
+    seed, the parameter's full name and global shape, and the type of the device, but not on the layout.
     """
     if parameter.ndim == 1:
         value = 1.0 if isinstance(module.get_submodule(name.rpartition(".")[0]), RMSNorm) else 0.0
@@ -221,7 +221,7 @@ def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> 
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
-    """Return the standard deviation of a matrix's initial values: smaller before residual sums, as in GPT-2."""
+    """Return a matrix's initial standard deviation: an adapter's, else as in GPT-2, smaller before residual sums."""
     if is_of_adapter(name):
         return adapter_deviation(name, shape)
     adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))

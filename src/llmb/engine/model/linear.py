@@ -98,7 +98,7 @@ def gather_multiply(
 
 
 def multiply_scatter(hidden: Tensor, matrix: Tensor, group: Group) -> Tensor:
-    """Sum the product with ``matrix``, [inputs, outputs], over the ranks; return this rank's shard of the sequence."""
+    """Sum the product with ``matrix``, [inputs, outputs], over the ranks; return this rank's shard of the sum."""
     if fuses(hidden, group):
         operator = torch.ops.symm_mem.fused_matmul_reduce_scatter
         shard: Tensor = operator(hidden, matrix, "sum", SEQUENCE, group.name)
@@ -230,7 +230,7 @@ class GradientSum:
         return product
 
     def give(self) -> None:
-        """Set the gradients of the parameters to views of the sum; the next product begins a new sum."""
+        """Set the parameters' gradients to views of the sum, unless it is empty; the next product begins a new sum."""
         if self.is_empty:
             return
         sizes = [len(local_tensor(weight)) for weight in self.parameters]
@@ -320,7 +320,7 @@ class Linear(nn.Linear):
 
     gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
     are gathered for the product; None if the input is whole. summed_over: the ranks whose products are summed and
-    scattered by the sequence; None if the layer returns its own product. adapter: its output is added to the layer's.
+    scattered along the sequence; None if the layer returns its product. adapter: its output is added to the layer's.
     """
 
     gradients: GradientSum | None = None
@@ -374,7 +374,7 @@ class Joined:
         return tuple(getattr(self.owner, name) for name in self.names)
 
     def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
-        """Return the outputs of the layers, in order; views of one tensor if multiplied as one.
+        """Return the outputs of the layers, in order.
 
         Each is [..., outputs] or, with ``head_dim``, [..., heads, head_dim]. If outputs were split into heads later,
         the compiler would copy the heads' gradients before the backward pass multiplies them.

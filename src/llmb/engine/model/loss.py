@@ -9,7 +9,7 @@ logits instead, some columns at a time, so each chunk yields complete rows of th
 of this size in addition to three. If all logits are one chunk, the gradient of the logits is saved, and the fourth
 product is not needed. Between the products, chunks are processed in fp32 for any dtype of the logits.
 
-On a CPU, where each operator has a fixed cost, torch's cross entropy is used for small logits.
+On a CPU, where each operator has a fixed cost, torch's cross entropy is used for small logits that are not sharded.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def slice_bytes(rows: int, columns: int) -> float:
 def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
     """Return the number of rows or columns per chunk, of ``length`` in total, for at most ``most_bytes`` per chunk.
 
-    width: the number of values in a row or column. Chunks are as even as alignment permits, and at least 1 long.
+    width: the number of values in a row or column. The result is at least 1.
     """
     longest = max(1, int(min(length, most_bytes / (width * itemsize))))
     if longest >= length:

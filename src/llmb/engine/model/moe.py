@@ -194,7 +194,7 @@ class Routed(NamedTuple):
     """Input of the router: [batch, seq, hidden]."""
     rows: Tensor
     """A copy of a token for each expert that it chose, ordered by expert, [n, hidden]; scaled if the router scales
-    inputs. With a capacity, some copies are dropped, and some rows are padding."""
+    inputs. With a capacity, copies may be dropped, and rows may be padding."""
     counts: Tensor
     """Number of rows of each expert, [experts]."""
     order: Tensor

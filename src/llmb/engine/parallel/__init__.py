@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parallelism: the rendezvous, the device mesh, the kinds of parallelism, and one rank without the others."""
+"""The kinds of parallelism, and the setup that they share."""

@@ -40,9 +40,9 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # the replacement ends when the library is freed
 def stand_in(device: str) -> torch.library.Library:
-    """Replace torch's fake collectives on ``device`` with functions that fill results with valid values by few kernels.
+    """Make torch's fake collectives on ``device`` fill their results with valid values, in few kernels.
 
-    torch leaves some results unset, depending on its version, and fills the others with one kernel per rank.
+    torch itself leaves some results unset, depending on its version, and fills the others with one kernel per rank.
     """
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that operators are replaced

@@ -88,7 +88,7 @@ class Dispatch(NamedTuple):
 class ParallelExperts(Experts):
     """Experts on several ranks, which exchange rows.
 
-    places: see ``rank_places``, [ep, etp]; None if experts have different numbers of rows. With places, the number of
+    places: see ``rank_places``, [ep, etp]; None if numbers of rows depend on the tokens. With places, the number of
     rows for each rank is known, and the host need not wait for the device to count them.
     """
 

@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all ranks. mesh: all ranks, with the dimensions ``DIMENSIONS``, except in torchtitan."""
+    """This rank's place among all ranks. mesh: has ``DIMENSIONS``. In torchtitan, each mesh has one dimension."""
 
     rank: int
     world_size: int

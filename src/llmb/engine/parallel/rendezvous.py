@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous of a run's processes, and their communication on the host: the store, and gloo groups.
 
-On one node, the store is a file that only its user can open. On several nodes, rank 0 listens at the address that the
-launcher chose (but see ``listen``); keys begin with an ID of the run, so that no rank reads the keys of another run.
+If llmb starts the ranks of one node, the store is a file that only its user can open. Otherwise the launcher chooses
+its address (but see ``listen``), and keys begin with an ID of the run, so that no rank reads the keys of another run.
 
 Gloo is registered with torch as a separate backend that has one thread per process group. By default,
 ``ProcessGroupGloo`` runs two threads per group, which race: each assigns the name of the collective that it has
@@ -56,7 +56,7 @@ FILES_PER_RANK = 4
 
 
 def host_store() -> Store:
-    """Return this rank's connection to the store; raise EnvironmentProblem if rank 0 cannot serve it."""
+    """Return this rank's connection to the store; raise EnvironmentProblem on rank 0 if it cannot serve the store."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     return connect(PATIENCE, hosts=os.environ["RANK"] == "0" and not agent)
 
@@ -73,7 +73,7 @@ def announce_folder(store: Store, folder: Path) -> None:
 def announced_folder() -> tuple[Path, dict[str, str], bool]:
     """Return the folder and the variables of the run, and whether to bind ranks, as soon as rank 0 announces them.
 
-    Only variables of threads, allocators and NCCL are accepted, because the store may be another user's. Raise
+    Only ``HARMLESS`` variables are accepted, because the store may be another user's. Raise
     EnvironmentProblem if rank 0 announces nothing within ``PATIENCE``.
     """
     try:
@@ -224,7 +224,6 @@ class Hosts:
         return answer
 
     def _gather(self, value: object) -> list[Any] | None:
-        """Return the values of all ranks on rank 0, and None on any other."""
         of_node = _gather_objects(value, self.node)
         if self.nodes is None or of_node is None:
             return of_node if self.rank == 0 else None
@@ -268,7 +267,6 @@ def _group(ranks: range, description: str, timeout: timedelta | None) -> dist.Pr
 
 
 def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa: ANN401 (torch does not export its type)
-    """Create a group like torch's own for ``gloo``, but with one thread and the devices of all groups."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = _devices(os.environ.get("GLOO_SOCKET_IFNAME", ""))

@@ -67,7 +67,7 @@ def why_not_fused(plan: EnginePlan, group: Group, device: torch.device) -> str |
 
 
 def products(plan: EnginePlan, group: Group, device: torch.device) -> Tensor:
-    """Return products of random matrices after a gather and before a scatter, in bf16 and, for an FP8 run, in FP8."""
+    """Return products of random matrices after a gather and before a scatter: in bf16, and FP8 if the run uses it."""
     random = torch.Generator(device).manual_seed(group.rank)
     shard, matrix = (
         torch.randn(1, TRIED, TRIED, device=device, dtype=torch.bfloat16, generator=random) for _ in range(2)

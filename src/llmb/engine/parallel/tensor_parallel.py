@@ -174,5 +174,4 @@ def _enter(boundary: Boundary, _layer: nn.Module, inputs: tuple[Any, ...]) -> tu
 
 
 def _leave(boundary: Boundary, _layer: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Reduce the output of a layer whose inputs are sharded: each rank's output is a partial sum."""
     return boundary.leave(output)

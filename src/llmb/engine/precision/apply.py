@@ -34,7 +34,7 @@ from llmb.runs.plan import EnginePlan, Plan
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    """Convert attention and feed-forward layers to FP8, after expert parallelism and before tensor parallelism.
+    """Convert attention and feed-forward layers to FP8. Call it after expert and before tensor parallelism.
 
     Do nothing without an FP8 recipe. Cast weights are kept for a step if parameters stay gathered that long. Raise
     EnvironmentProblem if the GPU has no FP8 and emulation was not requested.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers in FP8: matrices, alone or joined. With trained weights and delayed scaling the scales are known in advance,
-so that some modules cast values as they compute them:
+"""Layers in FP8: matrices, alone or joined. If weights are trained and scaling is delayed, so that scales are known in
+advance, some modules cast values as they compute them:
 
 - MLPs cast the results of the activation.
 - Attention casts the gradients of query, key and value while it rotates them back.
@@ -167,7 +167,7 @@ def gather_multiply(
 
 
 def multiply_scatter(left: Scaled, right: Scaled, kind: ProductKind, group: Group) -> Tensor:
-    """Sum the product over the ranks; return this rank's shard of the sequence: [batch, seq, outputs]."""
+    """Sum the product over the ranks; return this rank's shard of the sum: [batch, seq, outputs]."""
     if fuses_products(left, right, kind, group):
         whole = torch.unflatten(left.values, 0, (kind.batch, -1))
         shape = [*whole.shape[:-1], right.values.shape[1]]

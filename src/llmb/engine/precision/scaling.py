@@ -110,7 +110,7 @@ def cast_tensor(
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
-    """Return the product of the unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
+    """Return the product of the unscaled matrices, [m, k] and [k, n], rounded to bf16.
 
     left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulate with
     fewer bits if the device can. product_dtype: the dtype to which both matrices are cast, without loss. With bf16 the
@@ -201,7 +201,7 @@ class Scales:
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
-        """Update the counts and, with delayed scaling, the scales after a step; reset ``amax``, which is all-reduced.
+        """Update the counts and, with delayed scaling, the scales after a step; reset the all-reduced ``amax``.
 
         A scale follows from the largest value in the history, a ring buffer. Tensors of layers that share scales count
         as one.

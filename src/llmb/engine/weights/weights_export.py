@@ -63,8 +63,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
     """Write weights, an index of several files, and the configuration, with one file's tensors in memory at a time.
 
-    Raise UsageError if the checkpoint cannot be read, does not match its model or has values that are not finite, and
-    EnvironmentProblem if the weights cannot be written.
+    Raise UsageError if the checkpoint cannot be read, does not match its model or has values that are not finite,
+    EnvironmentProblem if the weights cannot be written, and OSError if another file cannot be.
     """
     folder, dtype = Path(job.folder), DTYPES[job.dtype]
     shapes = parameter_shapes(job.model)
@@ -206,7 +206,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def export_adapters(job: AdapterExportJob) -> None:
-    """Write peft's files; raise UsageError for unusable adapters, EnvironmentProblem if they cannot be written."""
+    """Write peft's files; raise UsageError for unusable adapters, EnvironmentProblem or OSError if writing fails."""
     folder, shapes = Path(job.folder), parameter_shapes(job.model)
     adapters = read_adapters(Path(job.checkpoint), shapes, job.lora)
     if spoiled := next((layer for layer, part in adapters.items() if any(map(not_finite, part))), None):
@@ -225,7 +225,7 @@ def export_adapters(job: AdapterExportJob) -> None:
 
 def import_adapters(job: AdapterImportJob) -> ImportedWeights:
     """Write the checkpoint's ``weights`` from peft's file; its layers, and which share A, determine the targets.
-    Raise UsageError if the file does not hold adapters of rank ``job.rank`` for a supported set of targets."""
+    Raise UsageError if its adapters are unusable or unsupported, CheckpointException if writing fails."""
     path, shapes = Path(job.source) / ADAPTER_FILE, parameter_shapes(job.model)
     try:
         stored = load_file(path)

@@ -75,7 +75,7 @@ def not_finite(values: Tensor) -> bool:
 
 
 def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
-    """Read the headers of files; raise UsageError if one is incomplete, or two contain the same tensor."""
+    """Read the headers of files; raise UsageError if one is unreadable or incomplete, or two have the same tensor."""
     stored: dict[str, StoredTensor] = {}
     for file in names:
         for name, tensor in _read_header(folder, file).items():
@@ -217,7 +217,6 @@ class NemoParameters:
 
 
 def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
-    """Return the slices that a chunk covers in the dimensions from ``first`` on."""
     corners = list(zip(chunk.offsets, chunk.sizes, strict=True))
     return tuple(slice(offset, offset + size) for offset, size in corners[first:])
 
@@ -309,7 +308,6 @@ def _fits(shape: Shape, expected: Shape, *, padded: bool) -> bool:
 
 
 def _damage(folder: Path, metadata: Metadata, names: Collection[str]) -> Iterator[str]:
-    """Yield problems: tensors that are compressed or outside of the folder, and files that are missing or too short."""
     sizes: dict[str, int] = {}
     for index, place in metadata.storage_data.items():
         if index.fqn not in names:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Campaigns of many jobs: reads the files that list them, selects the jobs, and queues each exactly once."""
+"""Campaigns of many jobs: reading the files that list them, selecting the jobs, and queuing each exactly once."""

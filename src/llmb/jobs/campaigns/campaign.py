@@ -105,12 +105,12 @@ def write_campaign(install: Path, campaign: Campaign) -> None:
 
 
 def read_campaigns(install: Path) -> list[Campaign]:
-    """Read all campaigns of an install root, oldest first; raise EnvironmentProblem if a file cannot be read."""
+    """Read all campaigns, oldest first; raise EnvironmentProblem if one is damaged, UsageError for a foreign link."""
     return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
 
 
 def read_campaign(install: Path, name: str) -> Campaign:
-    """Read the campaign with this name; raise UsageError if there is none, EnvironmentProblem if it is unreadable."""
+    """Read a campaign; raise UsageError if it does not exist, or else as ``read_campaigns`` does."""
     path = campaigns_folder(install) / f"{name}.json"
     if not path.is_file():
         raise unknown("campaign", name, (file.stem for file in campaigns_folder(install).glob("*.json")))
@@ -120,7 +120,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
     """Return the newest unfinished campaign with the same jobs as ``campaign`` or, if ``resume``, from the same source.
 
-    If there is none, return None or, with ``resume``, raise UsageError. Raise EnvironmentProblem for an unreadable one.
+    If there is none, return None or, with ``resume``, raise UsageError; also raise as ``read_campaigns`` does.
     """
     campaigns = [
         item
@@ -134,7 +134,7 @@ def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaig
 
 
 def find_queued(install: Path, campaign: Campaign) -> Campaign | None:
-    """Return the newest campaign with the same request as ``campaign`` whose jobs have all been submitted."""
+    """Return the newest completely submitted campaign with the same jobs as ``campaign``, if any."""
     matching = [item for item in read_campaigns(install) if item.fingerprint == campaign.fingerprint]
     return next((item for item in reversed(matching) if not item.unfinished), None)
 
@@ -152,7 +152,7 @@ def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Cam
 
 
 def campaign_lock(install: Path, name: str) -> AbstractContextManager[object]:
-    """Lock a campaign; raise EnvironmentProblem if another client still holds the lock after two minutes."""
+    """Lock a campaign; raise EnvironmentProblem if that fails, or another client keeps the lock for two minutes."""
     return file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, "submitting this campaign")
 
 
@@ -168,7 +168,7 @@ def _read(path: Path) -> Campaign:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job of a campaign, with the order and the specification to submit."""
+    """A job of a campaign, with its order and a sample of its specification."""
 
     job: CampaignJob
     order: Order

@@ -220,7 +220,7 @@ _Entry: Any = create_model("_Entry", __base__=Record, **_FIELDS)
 
 
 class Task(_Entry):  # an entry's options are its fields
-    """Jobs of one recipe. Missing keys are taken from the recipe, then from the defaults of the file."""
+    """Jobs of one recipe."""
 
     sweep: dict[str, Texts] = Field(default_factory=dict)
     overrides: CampaignSettings = CampaignSettings()
@@ -312,7 +312,6 @@ class YamlReader:
 
 
 def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Place, Task | None]]:
-    """Yield each task with its position; for a recipe without tasks, yield None with the recipe's position."""
     if not recipe.tasks:
         yield (name,), None
     yield from (((name, "tasks", number), task) for number, task in enumerate(recipe.tasks))

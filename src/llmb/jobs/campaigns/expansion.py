@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expands entries of campaigns into single jobs, largest first. Pure."""
+"""Expands entries of campaigns into single jobs, largest first."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -212,7 +212,7 @@ class Draft:
             self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """Set a key from text, split at commas if the key accepts several values; raise UsageError if it is invalid."""
+        """Set a key from text, split at commas if it accepts several; raise UsageError if empty, or as ``set`` does."""
         option = None if key.startswith(ENVIRONMENT) else self._option(key)
         listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)
@@ -432,7 +432,7 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
 
 
 def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selection) -> list[SelectedJob]:
-    """Return the jobs that match a selection; raise UsageError if it names a workload that does not exist."""
+    """Return the jobs that match a selection's models, dtypes and scales; raise UsageError for an unknown model."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     selected = [job for job in jobs if _is_meant(job, selection, models)]
     if selection.exact_scales:

@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plan a campaign, or continue the result of ``find_campaign``; raise UsageError as that and ``check_jobs`` do."""
+    """Plan a campaign, or continue the result of ``find_campaign``; raise as that and ``check_jobs`` do."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
@@ -160,7 +160,7 @@ def check_jobs(
 ) -> tuple[list[CampaignJob], list[str]]:
     """Return the jobs that can run, and a line about each group of unnamed jobs that cannot.
 
-    Raise UsageError if the request has problems, or if ``check`` raises it for a named job or for all jobs.
+    Raise UsageError if the request has problems, if ``check`` raises it for a named job, or if no job remains.
     """
     expansion = expand(context.catalogue, requested.entries, gpu_type)
     refused: list[tuple[SelectedJob, str]] = []
@@ -253,7 +253,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
 
 
 def single_model(catalogue: Catalogue, selection: Selection, repeats: int) -> tuple[str, str] | None:
-    """Return workload and size of a selection of one job, else None; raise UsageError if the workload is unknown."""
+    """Return the workload and size if a selection names one job; raise UsageError for an unknown name."""
     if not selection.names_one or repeats != 1:
         return None
     workload, own_size = split_model(catalogue, selection.workloads[0])
@@ -297,8 +297,9 @@ def queue(
 ) -> SubmissionOutcome:
     """Queue the remaining jobs of a proposal. Rejected jobs remain for the next call.
 
-    Raise EnvironmentProblem if files cannot be written or another client is submitting the campaign,
-    InfrastructureError if the scheduler does not answer, and UserInterrupt on Ctrl-C; the same call then resumes.
+    Raise EnvironmentProblem if files cannot be written, the scheduler is missing here, or another client is submitting
+    the campaign, InfrastructureError if the scheduler does not answer, and UserInterrupt on Ctrl-C. The same call then
+    resumes.
     """
     install = context.install
     begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, start_new=start_new)
@@ -338,8 +339,7 @@ def _submit_all(
 
 
 def _find(context: CampaignContext, job: CampaignJob, history: Store, say: Say) -> Job | None:
-    """Return the job if an earlier client submitted it successfully, else None. Raise InfrastructureError if the
-    scheduler does not answer."""
+    """Return the job if an earlier client submitted it successfully, else None."""
     row = history.by_key(job.key)
     while row and row.job_id is None and row.state != NOT_SUBMITTED:
         # A submission counts as failed only after a while, because the scheduler may still be processing it.
