@@ -11,7 +11,7 @@ import pytest
 from timed_runs import write_run
 
 from llmb.base.errors import UsageError
-from llmb.jobs.find_runs import MOST_NEAR, earlier_runs, find_ended_runs, find_runs
+from llmb.jobs.find_runs import MOST_NEAR, earlier_runs, find_ended_runs, find_runs, run_folders
 from llmb.runs.analyzed_run import RunSet
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -129,6 +129,16 @@ def test_an_id_that_two_jobs_have_is_refused_with_their_folders(install: Path) -
     with pytest.raises(UsageError, match="'7' is ambiguous") as error:
         found("7", install)
     assert all("/experiments/" in choice for choice in error.value.choices)
+
+
+def test_a_label_that_is_a_jobs_id_is_refused_with_the_runs_id(install: Path) -> None:
+    record = next(install.rglob("run.json"))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"label": "7"}))
+    with pytest.raises(UsageError, match="'7' is ambiguous") as error:
+        run_folders("7", install, lambda _: None)
+    label, job = error.value.choices
+    assert label == "label:7 (1 run)"
+    assert [one.path.parent.name[-10:] for one in run_folders(job, install, lambda _: None)] == ["1795298748"]
 
 
 def test_an_unknown_word_is_refused_with_what_is_near(install: Path) -> None:

@@ -34,7 +34,7 @@ Key = str | int
 MOST_PROBLEMS = 50
 """Maximum number of problems to list for a file."""
 # pydantic's messages for these mention its classes.
-_MESSAGES = {
+MESSAGES = {
     "extra_forbidden": "unknown key",
     "missing": "it is missing",
     "model_type": "it must be a mapping, that is, lines of 'key: value'",
@@ -158,7 +158,7 @@ def schema_problems(
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
         keys = (*below, *item["loc"][skip:])
         name = ".".join(map(str, keys))
-        what = _MESSAGES.get(item["type"], item["msg"])
+        what = MESSAGES.get(item["type"], item["msg"])
         if shape and item["type"] == "extra_forbidden" and (valid := _valid_keys(shape, item["loc"][:-1])):
             what += f"; valid: {', '.join(valid)}"
         problems.append(f"{path}:{line_in(root, keys)}: {f'{name}: {what}' if name else what}")

@@ -84,7 +84,7 @@ def find_runs_by_name(store: Store, text: str) -> list[Job]:
     if len(groups) > 1 or ids:
         choices = [
             *(f"{one} ({counted(len(jobs), 'run')})" for one, jobs in groups.items()),
-            *(str(job.job_id) for job in ids[:1]),
+            *(job.id if job.job_id in (None, name) else str(job.job_id) for job in ids[:1]),
         ]
         raise UsageError(f"'{text}' is ambiguous", choices=choices, do="pass one of these instead")
     return next(iter(groups.values()))

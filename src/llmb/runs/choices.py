@@ -166,7 +166,7 @@ class Choices(Record):
 
     steps: Annotated[
         int | None,
-        _training(basic=True, help="Steps. Default: 50, or fewer to profile; 1 with --load-checkpoint.", minimum=1),
+        _training(basic=True, help="Steps. Default: 50, or as profiling needs; 1 with --load-checkpoint.", minimum=1),
     ] = None
     window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of weights and data. Default: 1234, or the checkpoint's.")] = None
@@ -182,14 +182,14 @@ class Choices(Record):
         int | None,
         _training(
             help="Pack sequences from documents of N tokens on average; 0: each sequence is one document. Default: "
-            "that of the recipe."
+            "the checkpoint's, else the recipe's."
         ),
     ] = None
     grad_reduce_dtype: Annotated[
         GradReduceDtype | None,
         _training(
-            help="Precision in which gradients are accumulated over micro-batches and reduced over ranks. Default: "
-            "that of the recipe."
+            help="Precision, fp32 or bf16, in which gradients are accumulated over micro-batches and reduced over "
+            "ranks. Default: that of the recipe; fp32 with --dtype fp32."
         ),
     ] = None
     fp8_recipe: Annotated[
@@ -207,7 +207,7 @@ class Choices(Record):
         bool,
         _training(help="Use only algorithms that repeat results bit for bit on the same machine; they may be slower."),
     ] = False
-    recompute: Annotated[Recompute, _training(help="Activation recomputation (activation checkpointing).")] = "none"
+    recompute: Annotated[Recompute, _training(help="Activation checkpointing: none, selective or full.")] = "none"
     compiled: Annotated[
         bool | None,
         _training(
@@ -341,22 +341,22 @@ class Choices(Record):
     ] = True
     profiling: Profiling = Profiling()
     lora_rank: Annotated[
-        int | None, _fine_tuning(help="Rank of LoRA's adapters. Default: that of the recipe.", minimum=1)
+        int | None, _fine_tuning(help="Rank of LoRA's adapters. Default: the checkpoint's or recipe's.", minimum=1)
     ] = None
     lora_alpha: Annotated[
         float | None,
-        _fine_tuning(help="The adapters' outputs are scaled by alpha / rank. Default: that of the recipe.", above=0),
+        _fine_tuning(help="Adapters' outputs are scaled by alpha / rank. Default: as for --lora-rank.", above=0),
     ] = None
     lora_dropout: Annotated[
         float | None,
-        _fine_tuning(help="Dropout probability of adapters' inputs, below 1. Default: the recipe's.", minimum=0),
+        _fine_tuning(help="Dropout probability of adapters' inputs, below 1. Default: as for --lora-rank.", minimum=0),
     ] = None
     lora_targets: Annotated[
         LoraTargets | None,
         _fine_tuning(
             help="Layers with adapters: 'qkv', query, key and value as one fused projection; 'qkv-split', the three; "
             "'qv', query and value; 'attention', the three and the output projection; 'all-linear', these four and "
-            "feed-forward layers. Default: that of the recipe."
+            "feed-forward layers. Default: as for --lora-rank."
         ),
     ] = None
 

@@ -60,8 +60,8 @@ class Profiling(Record):
     profile_stop_step: Annotated[
         int | None,
         _option(
-            help="First step after the profile; without --steps, also the number of steps. Default: that of the"
-            " recipe's document (25, 30 or 50), or else the end of the run.",
+            help="First step after the profile; by default, also the number of steps of a run that does not resume."
+            " Default: that of the recipe's document (25, 30 or 50), or else the end of the run.",
             minimum=1,
             envvar="PROFILE_STOP_STEP",
         ),
@@ -80,7 +80,7 @@ class Profiling(Record):
     nccl_trace: Annotated[
         bool,
         _option(
-            help="Keep NCCL's log of every collective, for 5 steps unless --steps is specified. GPUs only.",
+            help="Keep NCCL's log of every collective, by default of 5 steps, or 1 with --load-checkpoint. GPUs only.",
             envvar="ENABLE_NCCLTRACE",
         ),
     ] = False

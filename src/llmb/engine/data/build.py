@@ -196,7 +196,7 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
             f"the dataset of this run cannot be used:{itemized(problems)}",
             where=plan.dataset.path if plan.dataset else None,
             do=f"prepare it again with 'llmb prepare dataset {plan.recipe.workload} {plan.recipe.size} --force' and "
-            "the same --source, or pass another with --dataset (after a checkpoint, that one); then run again",
+            "the same --source, or pass another with --dataset (to resume, the checkpoint's); then run again",
         )
 
 

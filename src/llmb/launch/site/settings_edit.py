@@ -18,7 +18,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from llmb.base.errors import UsageError, itemized
 from llmb.base.secrets import holds_secret
-from llmb.catalogue.data_files import FOREIGN_LOADER, CatalogueError, read_data
+from llmb.catalogue.data_files import FOREIGN_LOADER, MESSAGES, CatalogueError, read_data
 from llmb.launch.documents.suite_cluster_config import form_of
 from llmb.launch.site.cluster_config import SettingsFile, split_key, unusable
 from llmb.runs.folder import write_atomically, writing
@@ -48,7 +48,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
         return str(value)
     if (others := _problems(schema, before)) == problems:
         raise unusable(path, [f"{path}: {problem}" for problem in problems])
-    do = f"{'first correct the file, or ' * bool(others)}pass a value that meets the conditions above"
+    do = f"{'first correct the file, or ' * bool(others)}pass a value as described above"
     if any(problem.startswith("container: ") for problem in problems):  # the runtime and the image require each other
         do = "set both in one command: llmb config set container '{runtime: pyxis, image: IMAGE}'"
     raise UsageError(f"{key} cannot be '{text}':{itemized(problems)}", do=do)
@@ -114,8 +114,8 @@ def _problems(schema: type[BaseModel], text: str) -> list[str]:
     try:
         schema.model_validate(yaml.load(text, Loader=FOREIGN_LOADER) or {})  # noqa: S506 (a safe loader)
     except ValidationError as error:
-        texts = ((".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors())
-        return [f"{name}: {what}" if name else what for name, what in texts]
+        texts = ((one, MESSAGES.get(one["type"], one["msg"].removeprefix("Value error, "))) for one in error.errors())
+        return [": ".join(filter(None, (".".join(map(str, one["loc"])), what))) for one, what in texts]
     return []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from llmb.base.errors import EnvironmentProblem, did_you_mean, unknown
+from llmb.base.errors import EnvironmentProblem, UsageError, did_you_mean
 from llmb.base.tools import ask_program
 from llmb.catalogue.catalogue import Catalogue, find_fabric
 from llmb.catalogue.records import Fabric
@@ -71,7 +71,8 @@ def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
     types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
         if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:
-            raise unknown("GPU type", value, types, do=f"run 'llmb config set {'.'.join(keys)} TYPE'")
+            what = f"unknown GPU type '{value}'{did_you_mean(value, types)}"
+            raise UsageError(what, choices=types, do=f"run 'llmb config set {'.'.join(keys)} TYPE'")
 
 
 def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[str]:

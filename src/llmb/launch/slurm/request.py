@@ -94,14 +94,12 @@ class SlurmChoices(Record):
     exclude: Annotated[
         str | None,
         _option(
-            help="Nodes to avoid, such as node[1-4]; @FILE: nodes listed in a file; unfit: nodes that "
-            "failed the last check of nodes, or were at fault in runs since then.",
+            help="Nodes to avoid, such as node[1-4]; @FILE: nodes listed in a file; unfit: nodes that failed the last "
+            "check or pairwise measurement, or were at fault in runs since then.",
             set_by=("SBATCH_EXCLUDE",),
         ),
     ] = None
-    constraint: Annotated[str | None, _option(help="Features that nodes must have.", set_by=("SBATCH_CONSTRAINT",))] = (
-        None
-    )
+    constraint: Annotated[str | None, _option(help="Features that nodes need.", set_by=("SBATCH_CONSTRAINT",))] = None
     reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
     nice: Annotated[int | None, _option(help="Amount by which to lower the priority.")] = None
     segment: Annotated[
