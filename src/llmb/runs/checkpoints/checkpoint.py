@@ -214,7 +214,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
         raise UsageError(
             f"'{RECORD}' cannot be read by this version of llmb: {problem}",
             where=str(path / RECORD),
-            do="load the checkpoint with the version of llmb that saved it; the file may name that version",
+            do="load it with the version of llmb that saved it, which the file may name, or use another checkpoint",
         ) from error
 
 

@@ -48,7 +48,7 @@ def read_folder(path: Path) -> WeightsFolder:
         raise UsageError(what, where=str(path), do=do)
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
-        raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path), do="download it")
+        raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path), do="copy it there")
     documents = tuple(name for name in (CONFIG, INDEX) if (path / name).is_file())
     whole = path.absolute()
     return WeightsFolder("huggingface", whole, read_json(path / CONFIG), files, documents, whole)
@@ -69,19 +69,19 @@ def _weight_files(path: Path) -> tuple[str, ...]:
     if missing:
         lines = "\n".join(f"  - {name} is missing" for name in missing[:10])
         count = f" ({len(missing)} files)" if len(missing) > 10 else ""
-        raise UsageError(f"the model is incomplete{count}:\n{lines}", where=str(path), do="download the model again")
+        raise UsageError(f"the model is incomplete{count}:\n{lines}", where=str(path), do="download or save it again")
     return files
 
 
 def _indexed_files(index: Path) -> tuple[str, ...]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UsageError("the index lists no tensors", where=str(index), do="download the model again")
+        raise UsageError("the index lists no tensors", where=str(index), do="download or save the model again")
     files = tuple(sorted(set(map(str, weight_map.values()))))
     for name in files:
         if PurePath(name).name != name or not name.endswith(".safetensors"):
             what = f"the index lists '{name}', which is not a .safetensors file in the same folder"
-            raise UsageError(what, where=str(index), do="download the model again")
+            raise UsageError(what, where=str(index), do="download or save the model again")
     return files
 
 
@@ -95,7 +95,7 @@ def _no_weights(path: Path) -> UsageError:
             do="download the model's safetensors files or, if you trust the files, convert them with "
             "transformers (save_pretrained)",
         )
-    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path), do="download weights")
+    return UsageError(f"the folder has no '{INDEX}' or '{SINGLE_FILE}'", where=str(path), do="pass a complete model")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
         check_values(text)
         content = json.loads(text)
     except (ValueError, OSError, RecursionError) as error:
-        why, do = (error.strerror, "check the folder") if isinstance(error, OSError) else (error, AGAIN)
+        why, do = (error.strerror, "check its path and permissions") if isinstance(error, OSError) else (error, AGAIN)
         raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path), do=do) from error
     if not isinstance(content, dict):
         raise UsageError(f"'{path.name}' does not contain a JSON object", where=str(path), do=AGAIN)

@@ -68,7 +68,7 @@ class Answers(Record):
         _cluster(help="Architecture of the nodes that train. Default: as detected, else this machine's."),
     ] = None
     gpus_per_node: Annotated[
-        int | None, _cluster(help="GPUs per node. Default: as detected, else, on a cluster, as usual.", minimum=1)
+        int | None, _cluster(help="GPUs per node. Default: as detected, else, on a cluster, the GPU type's.", minimum=1)
     ] = None
     fabric: Annotated[
         str | None,
