@@ -92,6 +92,10 @@ def test_a_campaign_a_job_and_a_run_are_found_by_their_ids(install: Path) -> Non
     (run,) = found("2_0", install).runs
     assert found(run.id, install).runs == (run,)
     assert found(run.path.parent.name, install).runs == (run,)
+    (run.path / "run.json").write_text((run.path / "run.json").read_text().replace('label": null', 'label": "2_0"'))
+    with pytest.raises(UsageError, match="'2_0' is ambiguous") as error:
+        run_folders("2_0", install, lambda _: None)
+    assert error.value.choices == ("label:2_0 (1 run)", run.id)
 
 
 def test_runs_are_found_by_the_days_on_which_they_started(install: Path) -> None:
@@ -131,30 +135,15 @@ def test_an_id_that_two_jobs_have_is_refused_with_their_folders(install: Path) -
     assert all("/experiments/" in choice for choice in error.value.choices)
 
 
-def test_a_label_that_is_a_jobs_id_is_refused_with_the_runs_id(install: Path) -> None:
-    record = next(install.rglob("run.json"))
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"label": "7"}))
-    with pytest.raises(UsageError, match="'7' is ambiguous") as error:
-        run_folders("7", install, lambda _: None)
-    label, job = error.value.choices
-    assert label == "label:7 (1 run)"
-    assert [one.path.parent.name[-10:] for one in run_folders(job, install, lambda _: None)] == ["1795298748"]
-
-
-def test_an_unknown_word_is_refused_with_what_is_near(install: Path) -> None:
+def test_an_unknown_word_is_refused_with_what_is_near(install: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         found(CAMPAIGN[:-1], install)
     assert CAMPAIGN in error.value.choices
     with pytest.raises(UsageError, match="there is no regular file or folder"):
         found("./nothing", install)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"no '\*\.out' file"):
-        found(empty(install), install)
-
-
-def empty(install: Path) -> Path:
-    folder = install / "empty"
-    folder.mkdir()
-    return folder
+        found(tmp_path / "empty", install)
 
 
 def test_logs_without_a_record_are_runs(install: Path, tmp_path: Path) -> None:

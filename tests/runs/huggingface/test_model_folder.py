@@ -36,7 +36,7 @@ def test_pickles_are_refused_with_the_reason_and_the_way_out(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("files", "index", "said"),
     [
-        (["config.json"], None, "neither"),
+        (["config.json"], None, "has no 'model.safetensors.index.json' or"),
         (["model.safetensors"], None, "has no 'config.json'"),
         (["config.json"], {"weight_map": {"a": "x.safetensors"}}, "x.safetensors is missing"),
         (["config.json"], {"weight_map": {"a": "../x.safetensors"}}, "not a .safetensors file in the same folder"),

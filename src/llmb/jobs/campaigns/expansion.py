@@ -47,7 +47,10 @@ class Selection:
     sizes: Annotated[
         Values,
         _selection(
-            name="size", flags=("-s", "--model-size", "--size"), help="Model size, or several. Default: all.", form=WORD
+            name="size",
+            flags=("-s", "--model-size", "--size"),
+            help="Model size, or several. Default: the file's, else all, but tiny only on CPUs.",
+            form=WORD,
         ),
     ] = ()
     dtypes: Annotated[
@@ -69,13 +72,10 @@ class Selection:
         ),
     ] = ()
     max_scale: Annotated[
-        int | None, _selection(help="Include all published scales, and doublings of the largest, up to N.", minimum=1)
+        int | None, _selection(help="Omit scales above N; without a file, add doublings up to N.", minimum=1)
     ] = None
-    """The maximum scale; doublings of the largest published scale are included up to it."""
     min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
-    """True to select only the smallest scale of each recipe."""
     exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False
-    """True to select only published scales, without doublings."""
     proxy: Annotated[bool, _selection(help="Include only proxies: models with fewer layers, for few GPUs.")] = False
     """True to select only proxies, at their own scales."""
     everything: bool = False
