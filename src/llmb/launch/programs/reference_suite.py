@@ -335,7 +335,8 @@ class ReferenceSuite(Program):
         if not_ready:
             what = f"{script.title} cannot be launched yet:{itemized(not_ready)}"
             raise NotPrepared(
-                UsageError(what, do=f"run 'llmb config check --suite {checkout_of(script, options, site)}'"), plan
+                UsageError(what, do="correct these; 'llmb config check --suite FOLDER' lists a checkout's differences"),
+                plan,
             )
         return plan
 

@@ -83,7 +83,7 @@ class SlurmChoices(Record):
         ),
     ] = None
     gpu_request: Annotated[
-        GpuRequest | None, _option(help="Flag of sbatch that requests GPUs, or none if Slurm does not manage GPUs.")
+        GpuRequest | None, _option(help="Flag of sbatch that requests GPUs, or none. Default: as in the settings.")
     ] = None
     gres: Annotated[
         str | None, _option(help="Generic resources per node, such as nvme:1; GPUs are added as set by --gpu-request.")
