@@ -34,8 +34,8 @@ class Parallelism(Record):
         DpSharding | None,
         _option(
             help="Sharding over data-parallel ranks: 'full', parameters, gradients and optimizer state (ZeRO-3); "
-            "'optimizer', all but the parameters within a step (ZeRO-1); 'none' (DDP). Default: as published, if known; "
-            "else optimizer if it clearly fits or no ranks hold the same parameters, else full."
+            "'optimizer', all but the parameters within a step (ZeRO-1); 'none' (DDP). Default: as published, if known;"
+            " else optimizer if it clearly fits or no ranks hold the same parameters, else full."
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
