@@ -173,14 +173,14 @@ class Search:
             packed = PackedDataset.model_validate_json(read_regular(path / RECORD, MOST_JSON_BYTES))
             problems = list(_dataset_problems(packed, self.recipe, self.source))
             if incomplete := list(incomplete_files(path, packed.files)):
-                problems.append(f"is damaged: {'; '.join(incomplete)}; prepare it again with --force")
+                problems.append(f"is damaged: {'; '.join(incomplete)}; prepare it again with --force and its --source")
             packing = None if problems else packing_of(path, packed, self.recipe.model)
         except FileNotFoundError:
             do = f"pass the folder that contains {RECORD} with --dataset"
             self.problems.append(f"there is no dataset in {path}; {do}")
             return {}
         except (OSError, ValidationError, ValueError) as error:
-            damaged = "it is damaged, or of another version of llmb; prepare it again with --force"
+            damaged = "it is damaged, or of another version of llmb; prepare it again with --force and its --source"
             why = error.strerror if isinstance(error, OSError) else damaged
             self.problems.append(f"the dataset in {path} cannot be read: {why}")
             return {}

@@ -66,7 +66,7 @@ def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
     """Read a record, if any. Raise UsageError if it is invalid or its files are incomplete, OSError if unreadable."""
     if not path.is_file():
         return None
-    do = "run 'llmb prepare dataset' again with --force"
+    do = "run 'llmb prepare dataset' again with --force and the same --source"
     try:
         record = shape.model_validate_json(read_regular(path, MOST_JSON_BYTES))
     except ValidationError as error:
