@@ -85,12 +85,14 @@ def test_the_code_of_a_run_follows_from_its_plan(tiny_plan: Callable[..., Engine
 def test_halves_need_experts_on_several_ranks_that_drop_no_token(tiny_plan: Callable[..., EnginePlan]) -> None:
     sizes, halves = {"workload": "finetune_llama4-maverick", "scale": 2}, "--communication halves needs "
     both = Choices(communication="halves")
-    with pytest.raises(UsageError, match=f"{halves}a model with experts and EP above 1; omit it"):
+    with pytest.raises(
+        UsageError, match=f"{halves}a model with experts and EP above 1; otherwise omit --communication"
+    ):
         make_plan(tiny_plan(scale=2).recipe, both, device="cpu")
-    with pytest.raises(UsageError, match=f"{halves}--capacity-factor 0; omit it"):
+    with pytest.raises(UsageError, match=f"{halves}--capacity-factor 0; otherwise"):
         make_plan(tiny_plan(**sizes, overrides={"ep": 2}).recipe, both, device="cpu")
     odd = tiny_plan(**sizes, overrides={"ep": 2, "seq_len": 33}).recipe
-    with pytest.raises(UsageError, match=f"{halves}an even number of tokens per rank; omit it"):
+    with pytest.raises(UsageError, match=f"{halves}an even number of tokens per rank; otherwise"):
         make_plan(odd, both, device="cpu")
 
 

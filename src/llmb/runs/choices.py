@@ -486,7 +486,7 @@ class Choices(Record):
         }
         needs = {"fused": fused, "halves": halves}.get(way, {})
         for what in (what for what, is_met in needs.items() if not is_met):
-            yield f"--communication {way} needs {what}; omit it"
+            yield f"--communication {way} needs {what}; otherwise omit --communication"
 
     def _lora_problems(self, recipe: Recipe, resumed: Lora | None) -> Iterator[str]:
         changes = self.lora_changes()

@@ -53,8 +53,6 @@ from llmb.runs.result import Result
 STEPS = 50
 """The number of steps that scripts train unless MAX_STEPS is set; some train fewer to profile or resume."""
 LAYOUT = tuple(LayoutSizes.model_fields)
-WHERE = ("install", "account", "partition", "time_limit", "slurm_arg")
-"""Options that the install root and the scheduler's options determine."""
 ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
 
 
