@@ -26,6 +26,7 @@ from benchmarks.predict.review_cases import COLUMNS, case_rows
 from benchmarks.published_layouts import table
 from llmb.catalogue.catalogue import Catalogue
 from llmb.catalogue.records import PARALLEL
+from llmb.catalogue.schema import RatesFile
 from llmb.catalogue.throughput import model_flops, parameter_count
 from llmb.prediction.memory import estimate
 from llmb.prediction.prediction import rates_of
@@ -256,16 +257,6 @@ def page(catalogue: Catalogue) -> str:
     others = list(left_out(steps, [*bridge_steps(catalogue), *listed_steps(catalogue)], gpu, file))
     held_out = list(held_out_models(steps, gpu, file))
     ranking = ranked(held_out)
-    rates, values = file.rates | file.links, rates_of(file, BRIDGE)
-    rate_rows = [
-        [
-            f"`{name}`",
-            f"{values[name]:.4g}",
-            f"{rate.prior.mean:.4g} ± {rate.prior.deviation:.2g}" if rate.prior else "not fitted",
-            rate.source,
-        ]
-        for name, rate in rates.items()
-    ]
     return f"""{HEADER}
 
 # How good predictions are
@@ -317,8 +308,15 @@ How many times longer work takes than at nominal rates, or seconds. The priors o
 published step was looked at; those of `tp`, `tp_fp8`, `wait` and `wait_fp8` state an earlier assumption in other units,
 chosen when these steps were known.
 
-{table(("rate", "value", "prior", "source"), rate_rows)}
+{table(("rate", "value", "prior", "source"), rate_rows(file))}
 """
+
+
+def rate_rows(file: RatesFile) -> Iterator[tuple[str, ...]]:
+    values = rates_of(file, BRIDGE)
+    for name, rate in (file.rates | file.links).items():
+        prior = f"{rate.prior.mean:.4g} ± {rate.prior.deviation:.2g}" if rate.prior else "not fitted"
+        yield f"`{name}`", f"{values[name]:.4g}", prior, rate.source
 
 
 def main() -> None:
