@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from llmb.runs.choices import DpSharding, GradientSync, Parallelism
+from llmb.runs.choices import Communication, DpSharding, GradientSync, Parallelism
 from llmb.runs.plan import Plan
 
 STEPS, GBS = 20, 4
@@ -50,6 +50,7 @@ class Kind(NamedTuple):
     parallelism: Parallelism = Parallelism()
     capacity_factor: float = 0.0
     biases: bool = False
+    communication: Communication = "overlapped"
 
     def choices(self, workload: str) -> dict[str, object]:
         chosen = self._asdict()
@@ -154,7 +155,7 @@ next FP8 number, up to an eighth away.
 
 In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if every collective
 completes only when it is waited for: `tests/engine/test_collectives_late.py`. `--communication` does not change a
-digit either: `tests/engine/test_collectives_ways.py`."""
+digit either, but for `halves`: `tests/engine/test_collectives_ways.py`."""
 
 
 class Layout(NamedTuple):
@@ -164,7 +165,8 @@ class Layout(NamedTuple):
     sizes: dict[str, int | bool]
     kinds: tuple[Kind, ...] = ()
     parallelism: Parallelism = Parallelism()
-    """Of the kinds of the table; the others say it themselves."""
+    """Of the kinds of the table, as ``communication``; the others say it themselves."""
+    communication: Communication = "overlapped"
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -191,10 +193,12 @@ LAYOUTS = {
     "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}),
     "CP2": Layout(2, {"cp": 2}, (PACKED,)),
     "EP2": Layout(2, {"ep": 2}, (DROPPING, DROPPING._replace(recompute="full", compiled=True))),
+    "EP2, halves": Layout(2, {"ep": 2}, communication="halves"),
     "EP2 x ETP2": Layout(4, {"ep": 2, "etp": 2}),
     "TP2 x EP2 x ETP2": Layout(4, {"tp": 2, "ep": 2, "etp": 2}, (DROPPING,)),
     "TP2 x EP4": Layout(4, {"tp": 2, "ep": 4}),
     "PP2 x EP2 x VP2": Layout(4, {"pp": 2, "ep": 2, "vp": 2}),
+    "PP2 x EP2 x VP2, halves": Layout(4, {"pp": 2, "ep": 2, "vp": 2}, communication="halves"),
     "CP2 x EP2": Layout(4, {"cp": 2, "ep": 2}),
     "TP2 x PP2": Layout(4, {"tp": 2, "pp": 2}),
     "TP2 x CP2": Layout(4, {"tp": 2, "cp": 2}, (PACKED,)),
@@ -342,7 +346,7 @@ def test_other_models_begin_in_every_kind_of_a_layout(name: str, run_cases: RunC
 
 
 def plain(name: str) -> Kind:
-    return PLAIN._replace(parallelism=LAYOUTS[name].parallelism)
+    return PLAIN._replace(parallelism=LAYOUTS[name].parallelism, communication=LAYOUTS[name].communication)
 
 
 def assert_begins_equally(
@@ -361,7 +365,8 @@ def test_every_layout_trains_as_one_process_does(
     the first two steps, which are compared for every model, is the optimizer, and that knows no model. Compiled blocks
     add nothing after their first steps either."""
     layout = LAYOUTS[name]
-    kinds = {title: kind._replace(parallelism=layout.parallelism) for title, kind in TABLE_KINDS.items()}
+    ways = {"parallelism": layout.parallelism, "communication": layout.communication}
+    kinds = {title: kind._replace(**ways) for title, kind in TABLE_KINDS.items()}
     if not MAKING_TABLE:
         kinds = {title: kind for title, kind in kinds.items() if not kind.compiled or name in COMPILED_EVERY_TIME}
     found = {}
@@ -399,6 +404,7 @@ def fp8_alone(tiny_plan: MakePlan, train_plans: Callable[..., list[dict[str, Any
 def fp8_plan(tiny_plan: MakePlan, workload: str, layout: Layout | None = None, dtype: str = "fp8") -> Plan:
     ranks, sizes, parallelism = (layout.ranks, layout.sizes, layout.parallelism) if layout else (1, {}, Parallelism())
     options = {**({"capacity_factor": 0.0} if workload in EXPERTS else {}), **seed_of(workload)}
+    options["communication"] = layout.communication if layout else "overlapped"
     overrides = {"gbs": GBS, "seq_len": 64, **sizes}
     return tiny_plan(workload, ranks, FP8_STEPS, dtype=dtype, overrides=overrides, parallelism=parallelism, **options)
 
