@@ -132,7 +132,10 @@ class Placed:
             "--ranks", min=1, help="Processes per node. Default: 1 per GPU; here on CPUs, 1 per core (collectives: 4)."
         ),
     ] = None
-    device: Annotated[DeviceChoice, typer.Option("--device", help="'auto': GPUs if there are any, else CPUs.")] = "auto"
+    device: Annotated[
+        DeviceChoice,
+        typer.Option("--device", help="'auto': GPUs if this machine or, in a job, the settings have any; else CPUs."),
+    ] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's batch script; queue nothing.")] = False
     json: Json = False

@@ -101,9 +101,7 @@ def show(
 def check(
     suite: Annotated[
         Path | None,
-        typer.Option(
-            "--suite", help="Checkout of the reference suite. Default: from the settings.", show_default=False
-        ),
+        typer.Option("--suite", help="Checkout of the suite. Default: from the settings, else in the install root."),
     ] = None,
     release: Annotated[
         str | None, typer.Option("--release", help="Release to compare with, such as 25.04. Default: the most similar.")

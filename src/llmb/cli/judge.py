@@ -90,8 +90,8 @@ class ReferenceOptions:
     window: Annotated[
         str | None,
         typer.Option(
-            help="Steps to average: last, all, auto, reference or A-B. Default: the run's own; for a log of a"
-            " reference recipe, its document's."
+            help="Steps to average: last, all, auto, reference or A-B. Default: the run's own; for a log, its"
+            " document's, else from 70 % to 90 % of the run."
         ),
     ] = None
 
@@ -108,9 +108,7 @@ class ReferenceOptions:
         if self.tolerance is not None and any(name in alone for name in given):
             raise UsageError(f"--tolerance has no effect with {given[0]}", do="omit --tolerance")
         if bisect and self.write_expectations:
-            raise UsageError(
-                "--bisect needs a verdict, which --write-expectations does not produce", do="pass only one"
-            )
+            raise UsageError("--bisect needs a verdict, and --write-expectations has none", do="pass only one")
         if explain and any(name in alone for name in given):
             raise UsageError(f"--explain cannot be combined with {given[0]}", do="pass only one")
         return Against(runs=self.against, expectations=_expected(self.expect), tolerance=limit, window=self.window)

@@ -78,7 +78,7 @@ def show(
     request: ModelRequest,
     all_scales: Annotated[
         bool,
-        typer.Option("--all-scales", help="Show the layout and the published figures at every scale, in one table."),
+        typer.Option("--all-scales", help="Show layouts and published figures at every scale, in a table per dtype."),
     ] = False,
     json: Json = False,
 ) -> None:

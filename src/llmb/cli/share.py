@@ -154,7 +154,7 @@ Selection = Annotated[
     typer.Argument(
         metavar="[RUN]...",
         autocompletion=complete_run,
-        help="Run folder, folder of runs, label, campaign, id, 'latest' or dates. Default: all runs.",
+        help="Run folder, folder of runs, archive, label, campaign, id, 'latest' or dates. Default: all.",
     ),
 ]
 
