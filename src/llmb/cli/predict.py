@@ -468,7 +468,7 @@ def plan_with(
         wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price, wanted.tokens
     )
     if not layouts and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="omit limits such as --tp, or raise --scale")
+        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="change --scale, --gbs or limits such as --tp")
     return plans
 
 
