@@ -41,7 +41,7 @@ def checks_row(result: PartResult) -> AcceptancePart:
     status: Status = "fail" if failed or not checks else "warn" if warned else "pass"
     passed = f"{counted(sum(status == 'pass' for _, _, status in checks), 'check')} passed"
     passed += f"; warned: {warned}" if warned else ""
-    value = f"{listed(failed, MOST_NAMES)} failed" if failed else passed if checks else result.error or "no answer"
+    value = f"{listed(failed, MOST_NAMES)} failed" if failed else passed if checks else result.error or "no check ran"
     if len(reports) > 1:
         value += f", of {len(reports)} nodes"
     return AcceptancePart(name="checks", status=status, value=value, command=_command(result))
