@@ -180,7 +180,7 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
                 f"--framework-arg {name} looks like a secret, but arguments are written into the batch script"
             )
         elif not equals or not re.fullmatch(NAMES[dotted], name, re.ASCII) or not value.isprintable():
-            problems.append(f"--framework-arg is {text!r}; it must be NAME=VALUE")
+            problems.append(f"--framework-arg is {text!r}; it must be {'SECTION.' * dotted}NAME=VALUE")
         elif name in arguments:
             problems.append(f"--framework-arg has duplicate key '{name}'")
         arguments[name] = value

@@ -362,7 +362,7 @@ def test_only_what_differs_from_the_scripts_recipe_is_passed() -> None:
 
 def test_qwen3_is_of_the_library_of_newer_versions() -> None:
     request = Request(workload="pretrain_qwen3", size="8b", gpu_type="h100", scale=16)
-    with pytest.raises(UsageError, match=r"qwen3_8b needs megatron_bridge 0\.5 and 0\.6, but the default image has"):
+    with pytest.raises(UsageError, match=r"qwen3_8b does not run in megatron_bridge 0\.4, which the default image"):
         order_of(request)
     with pytest.raises(UsageError, match="its library of models, which supports only bf16"):
         order_of(replace(request, dtype="fp8"), image="/images/bridge-0.6.sqsh")

@@ -236,10 +236,10 @@ def check_image(image: str | None, recipe: Recipe) -> None:
     data, entry = bridge_data(), bridge_recipe(recipe)
     version = version_of(nemo_of(recipe, image))
     if entry and version and version not in (fitting := fitting_versions(entry)):
-        what = f"{entry.recipe} needs {data.framework} {versions_text(fitting)}"
         has = "the default image" if image is None else f"image {image}"
-        do = "pass --image with an image that contains one of these versions"
-        raise UsageError(f"{what}, but {has} has {version.tag}", do=do)
+        what = f"{entry.recipe} does not run in {data.framework} {version.version}, which {has} contains"
+        choices = [f"NeMo {one.nemo} ({one.version})" for one in fitting]
+        raise UsageError(what, choices=choices, do="pass --image with an image of one of these releases")
     if (nemo := nemo_of(recipe, image)) and version is None:
         what = f"image {image}: NeMo {nemo} has no version of {data.framework} that llmb supports"
         supported = [f"NeMo {one.nemo} ({one.version})" for one in data.versions]
