@@ -129,8 +129,8 @@ _checkpoint = partial(Option, panel="Checkpoints")
 _fine_tuning = partial(Option, panel="Fine-tuning")
 DEFAULT_STEPS = 50
 WINDOW_HELP = (
-    "Steps for the statistics: 'reference', those of the recipe's document (35-44 of 50 steps; in other runs, from 70 "
-    "to 90 %); 'auto', the steady state; 'last'; 'all'; or A-B."
+    "Steps for the statistics: 'reference', a range that the recipe's document states for 50 steps, else those from 70 "
+    "to 90 % (35-44 of 50); 'auto', the steady state; 'last'; 'all'; or A-B."
 )
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
