@@ -122,7 +122,7 @@ class LaunchVariable(Record):
     def valid(self, options: Mapping[str, Option]) -> str:
         """Describe the valid values, to follow the words "it must be"."""
         names = [name for use in self.uses for name in use.values]
-        return " or ".join(names) if names else valid_values(self.takes(options))
+        return " or ".join(dict.fromkeys(names)) if names else valid_values(self.takes(options))
 
     def takes(self, options: Mapping[str, Option]) -> Option:
         return TYPES[self.type] if self.type else options[str(self.option)]
