@@ -187,7 +187,7 @@ def test_entries_behind_the_last_possible_job_are_not_expanded(catalogue: Catalo
     selection = Selection(workloads=("pretrain_llama3.1",), sizes=("8b",), dtypes=("bf16",), scales=(8,))
     entries = [Entry(where=str(number), selection=selection, repeats=6_000) for number in range(50)]
     expansion = expanded(catalogue, "h100", *entries)
-    assert expansion.problems == ["1: there are more than 10,000 jobs"]
+    assert expansion.problems == ["1: there are more than 10,000 jobs; split them into several campaigns"]
     assert len(expansion.jobs) == 12_000
 
 

@@ -390,7 +390,7 @@ def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
             proxy = scale in listed.proxies and scale not in listed.full
             expansion.jobs.extend(_jobs(entry, request, scale, proxy=proxy))
         if len(expansion.jobs) > MOST_JOBS:
-            raise UsageError(f"there are more than {MOST_JOBS:,} jobs")
+            raise UsageError(f"there are more than {MOST_JOBS:,} jobs", do="split them into several campaigns")
 
 
 def scales_of(selection: Selection, listed: ScaleChoices, *, alone: bool = False) -> list[int]:
