@@ -91,7 +91,7 @@ def find_logs(root: Path) -> LogFiles:
     if not sizes and not refused:
         raise UsageError(
             f"no '*.out' file in or below '{root}'" + (f"; {counted(unread, '*.log file')} not read" if unread else ""),
-            do="pass a directory with *.out files or, without --compat, each log file by its path",
+            do="pass a directory with *.out files or, except to 'llmb parse --compat', the path of a log",
         )
     return LogFiles(_largest_first(sizes), sum(sizes.values()), tuple(refused), unread)
 

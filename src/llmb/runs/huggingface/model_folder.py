@@ -44,7 +44,7 @@ def read_folder(path: Path) -> WeightsFolder:
     if (path / ADAPTER_CONFIG).is_file():  # transformers loads its weights on top of the model's
         what = f"the folder holds an adapter ('{ADAPTER_CONFIG}'), which changes the model"
         merge = "merge it into the weights first (merge_and_unload of peft)"
-        do = f"import it with --base CHECKPOINT, {merge}, or pass the folder of the model itself"
+        do = f"import it with 'llmb checkpoint import --base CHECKPOINT', {merge}, or pass the model's folder"
         raise UsageError(what, where=str(path), do=do)
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
