@@ -281,7 +281,7 @@ def gpu_request(settings: SlurmSettings, placement: Placement, chosen: Flags) ->
     processes = placement.processes_per_node
     if counts and min(counts) < processes:
         flags = " ".join(f"{name}={value}" for name, value in requested.items())
-        do = "request more GPUs, or pass a smaller --gpus-per-node"
+        do = "request more GPUs, or fewer processes per node: a smaller --gpus-per-node (or --ranks)"
         raise UsageError(f"{flags} requests fewer than the job's {processes} GPUs per node", do=do)
     if counts or NO_FLAG in chosen_flags.values():
         return requested
