@@ -383,7 +383,7 @@ class Interview:
         if self.lacking:
             lines = "\n".join(f"  {item.text()}" for item in self.lacking)
             noun = "an answer is" if len(self.lacking) == 1 else f"{len(self.lacking)} answers are"
-            do = "pass valid answers as options or keys of --config FILE; on a terminal, omit --yes to be asked for them"
+            do = "pass valid answers as options or keys of --config FILE; on a terminal, omit --yes to be asked"
             raise UsageError(f"{noun} missing or invalid:\n{lines}", do=do)
         return self.answers
 
