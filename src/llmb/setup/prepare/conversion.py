@@ -403,7 +403,7 @@ def check_base(base: SavedCheckpoint, model: Model) -> None:
         raise UsageError("the base contains only adapters", where=str(base.path), do="pass a --base with all weights")
     if differences := list(model_differences(model, base.record.model)):
         what = f"the base is not {model.model} {model.size}:{itemized(differences)}"
-        raise UsageError(what, where=str(base.path), do="pass the adapters' base; to import, also their -w and -s")
+        raise UsageError(what, where=str(base.path), do="pass the adapters' --base; to import, also their -w and -s")
 
 
 def adapter_record(
