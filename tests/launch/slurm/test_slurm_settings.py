@@ -271,7 +271,7 @@ def test_a_partition_decides_what_is_requested(
 
 def test_a_gpu_type_decides_between_the_partitions_of_the_settings(submitted: Run, tmp_path: Path) -> None:
     (tmp_path / "cluster_config.yaml").write_text(SETTINGS.replace("partition: hopper", "partition: hopper,blackwell"))
-    assert "pass a --partition of one type or, if the command has it, --gpu-type" in submitted(*LLAMA_WORDS).stderr
+    assert "pass partitions of one type with -p or, if the command has it, --gpu-type" in submitted(*LLAMA_WORDS).stderr
     assert "partition=hopper" in asked(submitted(*LLAMA_WORDS, "--gpu-type", "h100").stdout)[1]
     assert "gres=gpu:b200:8" in asked(submitted(*LLAMA_WORDS, "--gpu-type", "b200").stdout)[1]
 

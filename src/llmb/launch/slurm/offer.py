@@ -157,7 +157,7 @@ def gpu_type_within(settings: SlurmSettings, partition: str | None, type_: str |
     if type_ is None:
         if len(set(types.values())) > 1:
             what = ", ".join(f"{name} has {gpu_type}" for name, gpu_type in types.items())
-            do = f"pass a --partition of one type{'' if partition else ' or, if the command has it, --gpu-type'}"
+            do = f"pass partitions of one type with -p{'' if partition else ' or, if the command has it, --gpu-type'}"
             raise UsageError(f"partitions have different GPU types: {what}", do=do)
         return next(iter(types.values()), site)
     having = [name for name, item in settings.partitions.items() if item.gpu_type == type_]
