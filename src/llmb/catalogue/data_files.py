@@ -109,7 +109,7 @@ class CatalogueError(UsageError):
         self.problems = tuple(problems)
         noun = "problem" if len(self.problems) == 1 else "problems"
         lines = "\n".join(f"  {problem}" for problem in self.problems)
-        super().__init__(f"the catalogue has {len(self.problems)} {noun}:\n{lines}")
+        super().__init__(f"the catalogue has {len(self.problems)} {noun}:\n{lines}", do="correct the file, or its path")
 
 
 def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreign: bool = False) -> Shape:
