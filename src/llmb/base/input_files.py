@@ -97,7 +97,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
     try:
         return open_regular(path)
     except FileNotFoundError as error:
-        raise UsageError("no such file or directory", where=str(path), do=do) from error
+        raise UsageError("no such file or directory", where=str(path), do=do or "pass an existing file") from error
     except OSError as error:
         raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
     except ValueError as error:  # the path contains a null character
