@@ -51,7 +51,7 @@ class SystemFiles:
             return False
 
 
-MOST_SHOWN = 80
+MOST_SHOWN, READABLE = 80, "pass a regular file that you may read"
 MOST_TEXT_BYTES = 1 << 22
 """Size limit of a file of settings, which is read as a whole."""
 MOST_JSON_BYTES = 1 << 26
@@ -98,10 +98,9 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
         return open_regular(path)
     except FileNotFoundError as error:
         raise UsageError("no such file or directory", where=str(path), do=do or "pass an existing file") from error
-    except OSError as error:
-        raise UsageError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-    except ValueError as error:  # the path contains a null character
-        raise UsageError(f"the file cannot be read: {error}", where=str(path)) from error
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null character
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"the file cannot be read: {why}", where=str(path), do=READABLE) from error
 
 
 def parse_path(text: str | Path) -> Path:
@@ -123,7 +122,8 @@ def check_reachable(path: Path) -> None:
         if stat.S_ISDIR(path.stat().st_mode):
             (path / "..").stat()
     except PermissionError as error:
-        raise UsageError(f"the path cannot be read: {error.strerror}", where=str(path)) from error
+        what, do = f"the path cannot be read: {error.strerror}", "ask its owner for permission to read it"
+        raise UsageError(what, where=str(path), do=do) from error
     except (OSError, ValueError):
         return  # the code that uses the path reports other errors
 
