@@ -4,6 +4,7 @@
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -213,7 +214,7 @@ def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
             what = f"--model-config replaces workload and size, but the {others[0]} is '{values[others[0]]}'"
             raise UsageError(what, do=f"omit the {others[0]}, or --model-config")
         return {**values, **own}
-    if workload is not None and size is not None and workload.count("_") == 1:
+    if workload is not None and size is not None and re.fullmatch("(pretrain|finetune|sft)_[^_]+", workload):
         return values  # a complete name without a size: the catalogue is not needed
     catalogue = Catalogue()
     if workload is None:
