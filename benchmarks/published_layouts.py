@@ -180,9 +180,9 @@ layout for several GPU types has to fit the one with the least memory.
 
 ## Memory
 
-In GiB. `needed` adds {MARGIN_GIB:g} for what a GPU has beside tensors. `estimate` is the peak of the same rank by
-`llmb memory --estimate`. `before` is a peak that was counted when a pipeline still had memory for everything that it
-receives in a step.
+In GiB. `needed` adds {MARGIN_GIB:g} for everything but tensors. `estimate` is the peak of the same rank by
+`llmb memory --estimate`. `before` is the peak that was counted when pipelines still kept everything that they
+receive in a step.
 
 {table(COLUMNS, [memory_row(*each) for each in counted])}
 {uncounted(rest)}

@@ -150,7 +150,7 @@ def within(figures: Figures, bounds: Figures) -> bool:
 INTRO = f"""# Precisions and kernels, and what they change
 
 How far bf16, FP8, fused attention, chunked logits and compilation move the loss. Each row trains {STEPS} steps of a
-tiny model on one CPU process, beside fp32 with unfused attention, full logits and no compilation
+tiny model on one CPU process, compared with fp32, unfused attention, full logits and no compilation
 ([which](layouts.md) is compared with a plain loop). Each cell is a difference from that and, in brackets, its
 bound: the largest of any step's loss; that of the mean loss of the last {LAST} steps; and the largest of any
 parameter's gradient, relative to its norm, after two steps without updates, as delayed scaling has no scales in the

@@ -131,9 +131,9 @@ MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
 Whether a layout changes the training: only by rounding. Each one trains the tiny model of each architecture for
-{STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed (`--compile --recompute full`), beside
-a plain training on one process. Each cell has the largest difference of any step's loss and, in the first step, of
-any parameter's gradient (relative to its norm) and of the norm of all gradients (relative). The bounds are
+{STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed (`--compile --recompute full`), and is
+compared with plain training on one process. Each cell has the largest difference of any step's loss and, in the
+first step, of any parameter's gradient (relative to its norm) and of the norm of all gradients. The bounds are
 {BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and {BOUNDS["norm"]:.0e}; in later steps, whose rounding adds to it,
 {BOUNDS["later"]:.0e} for the norm. Initial values have to be equal.
 
@@ -145,7 +145,7 @@ as by `--compile`, but not compiled to machine code. SP is sequence parallel; DP
 
 FP8_INTRO = f"""## FP8
 
-Each layout trains {FP8_STEPS} steps with delayed scaling, beside one process that does the same. Each cell has the
+Each layout trains {FP8_STEPS} steps with delayed scaling, and is compared with one process. Each cell has the
 largest difference of any step's loss, the mean difference of the losses, and that of all gradients of the last step
 together, relative to their norm (in the first step, whose scales are 1, most are zero).
 
@@ -155,7 +155,7 @@ next FP8 number, up to an eighth away.
 
 In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if every collective
 completes only when it is waited for: `tests/engine/test_collectives_late.py`. `--communication` does not change a
-digit either, but for `halves`: `tests/engine/test_collectives_ways.py`."""
+digit either, except `halves`: `tests/engine/test_collectives_ways.py`."""
 
 
 class Layout(NamedTuple):
