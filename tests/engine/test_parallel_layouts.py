@@ -133,7 +133,7 @@ INTRO = f"""# Layouts and what they change
 Whether a layout changes the training: only by rounding. Each one trains the tiny model of each architecture for
 {STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed (`--compile --recompute full`), and is
 compared with plain training on one process. Each cell has the largest difference of any step's loss and, in the
-first step, of any parameter's gradient (relative to its norm) and of the norm of all gradients. The bounds are
+first step, the relative differences of any parameter's gradient and of the norm of all gradients. The bounds are
 {BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and {BOUNDS["norm"]:.0e}; in later steps, whose rounding adds to it,
 {BOUNDS["later"]:.0e} for the norm. Initial values have to be equal.
 
