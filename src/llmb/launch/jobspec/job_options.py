@@ -122,8 +122,8 @@ class FrameworkChoices(Record):
     framework: Annotated[
         FrameworkName | None,
         _option(
-            help="Train with torchtitan, with a framework in its own container, or with the reference suite's own"
-            " launch script for the recipe's release. Default: llmb's engine."
+            help="Train with torchtitan or, in Slurm jobs only, with Megatron-Bridge in a container or the reference"
+            " suite's own launch script for the recipe's release. Default: llmb's engine."
         ),
     ] = None
     suite: Annotated[
@@ -147,7 +147,7 @@ class FrameworkChoices(Record):
     mounts: Annotated[str | None, _option(help="More mounts, such as /data or /data:/mnt, separated by commas.")] = None
     framework_arg: Annotated[
         tuple[str, ...],
-        _option(help="Argument of the framework's script. Repeatable.", metavar="NAME=VALUE", repeatable=True),
+        _option(help="Argument of the framework. Repeatable.", metavar="[SECTION.]NAME=VALUE", repeatable=True),
     ] = ()
 
 
