@@ -27,6 +27,7 @@ def test_one_recipe_alone_takes_its_defaults(catalogue: Catalogue) -> None:
     assert briefly(expanded(catalogue, workloads=(f"{LLAMA}_8b",), dtypes=("fp8",))) == [(LLAMA, "8b", "fp8", 8)]
     assert [one[2] for one in briefly(expanded(catalogue, workloads=("pretrain_nemotron3_30b",)))] == ["fp8"]
     assert briefly(expanded(catalogue, "gb300", workloads=("pretrain_gpt_oss_120b",), min_scale=True))[0][2] == "mxfp8"
+    assert briefly(expanded(catalogue, "cpu", workloads=("pretrain_gpt_oss_tiny",), scales=(2,)))[0][2] == "bf16"
 
 
 def test_what_a_list_leaves_out_is_all_of_it(catalogue: Catalogue) -> None:

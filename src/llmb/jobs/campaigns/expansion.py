@@ -58,7 +58,7 @@ class Selection:
         _selection(
             name="dtype",
             flags=("-d", "--dtype"),
-            help="Precision, or several. Default: the file's; fp32 on CPUs; for a single recipe usually bf16; or all.",
+            help="Precision, or several. Default: the file's; else fp32 on CPUs, usually bf16 for one recipe, or all.",
             form=WORD,
         ),
     ] = ()
@@ -370,7 +370,7 @@ def _dtypes(
             raise unknown("dtype", dtype, listed)
     if selection.dtypes:
         return selection.dtypes
-    if gpu_type == CPU:
+    if gpu_type == CPU and "fp32" in listed:
         return ["fp32"]
     every = sorted(listed, key=[*Dtype].index)
     return [min(every, key=lambda one: one != "bf16")] if alone and selection.names_one else every
