@@ -49,7 +49,7 @@ class Selection:
         _selection(
             name="size",
             flags=("-s", "--model-size", "--size"),
-            help="Model size, or several. Default: the file's, else all, but tiny only on CPUs.",
+            help="Model size, or several. Default: the file's; else all of llmb's engine, tiny only on CPUs.",
             form=WORD,
         ),
     ] = ()
@@ -277,7 +277,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             for recipe in _recipes(catalogue, entry, gpu_type):
                 _add_jobs(entry, recipe, expansion)
             if expansion.size == before:
-                do = "omit restrictions such as --max-scale or --proxy, or choose values that 'llmb list' shows"
+                do = "omit limits such as --proxy, choose values of 'llmb list', or name sizes that llmb's engine lacks"
                 raise UsageError("no recipe has the requested size, scale and GPU type", do=do)
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {problem_text(error)}")
