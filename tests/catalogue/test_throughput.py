@@ -4,9 +4,9 @@
 import pytest
 
 from llmb.catalogue.catalogue import Catalogue
-from llmb.catalogue.records import Convention, Packing
+from llmb.catalogue.records import Convention, OtherParts, Packing
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.catalogue.throughput import flops_per_sequence, model_flops, throughput
+from llmb.catalogue.throughput import flops_per_sequence, model_flops, routed_share, throughput
 
 CATALOGUE = Catalogue()
 SUITE = [figure for published in CATALOGUE.published.values() for figure in published.figures]
@@ -64,6 +64,19 @@ def test_flops_of_the_true_models(model: str, size: str, seq_len: int, full: flo
     record = CATALOGUE.models[(model, size)]
     assert model_flops(record, seq_len, causal=False) == pytest.approx(full, rel=1e-4)
     assert model_flops(record, seq_len, causal=True) == pytest.approx(causal, rel=1e-4)
+
+
+def test_experts_have_the_part_of_the_flops_that_is_missing_without_them() -> None:
+    with_experts = [model for model in CATALOGUE.models.values() if model.moe and not model.multi_token_layers]
+    assert len(with_experts) > 10
+    for model in with_experts:
+        none = model.model_copy(update={"moe": model.moe.model_copy(update={"ffn_hidden_size": 0})})
+        whole, rest = (model_flops(each, 4096, causal=True) for each in (model, none))
+        head = 6 * 4096 * model.hidden_size * model.vocab_size
+        assert routed_share(model, 4096) == pytest.approx((whole - rest) / (whole - head)), model
+        parts = (model.other_parts or OtherParts()).model_copy(update={"multi_token_layers": 1})
+        further = model.model_copy(update={"other_parts": parts})
+        assert routed_share(further, 4096) == routed_share(model, 4096)
 
 
 def test_lora_counts_frozen_weights_and_packed_documents() -> None:

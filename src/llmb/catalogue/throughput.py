@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmb.catalogue.published import PublishedFlops
-from llmb.catalogue.records import ADAPTED, Convention, Lora, Mlp, Model, Packing, Recipe
+from llmb.catalogue.records import ADAPTED, Convention, Lora, MixtureOfExperts, Mlp, Model, Packing, Recipe
 
 MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 """Number of matrices of each kind of feed-forward layer."""
@@ -191,17 +191,25 @@ def _layer_weights(model: Model, layer: int) -> int:
     if moe is None or not model.is_moe_layer(layer):
         return weights + matrices * model.hidden_size * model.ffn_hidden_size
     latent = model.other_parts.latent_experts if model.other_parts else 0
-    chosen = matrices * moe.top_k * moe.ffn_hidden_size * (latent or model.hidden_size)
-    return weights + chosen + model.hidden_size * (matrices * (moe.shared_ffn_hidden_size or 0) + 2 * latent)
+    others = model.hidden_size * (matrices * (moe.shared_ffn_hidden_size or 0) + 2 * latent)
+    return weights + _routed_weights(model, moe) + others
+
+
+def _routed_weights(model: Model, moe: MixtureOfExperts) -> int:
+    latent = model.other_parts.latent_experts if model.other_parts else 0
+    return MATRICES[model.mlp] * moe.top_k * moe.ffn_hidden_size * (latent or model.hidden_size)
 
 
 def routed_share(model: Model, seq_len: int) -> float:
-    """Return the fraction of the FLOPs of all layers that routed experts compute, with causal attention."""
+    """Return the fraction of the FLOPs of all layers that routed experts compute, with causal attention; layers that
+    predict further tokens do not count."""
+    if model.other_parts:
+        parts = model.other_parts.model_copy(update={"multi_token_layers": 0})
+        model = model.model_copy(update={"other_parts": parts})
     head = model.hidden_size * model.vocab_size
     layers = model_flops(model, seq_len, causal=True) / (PASSES * 2 * seq_len) - head
-    routed = model.moe.top_k * model.moe.ffn_hidden_size if model.moe else 0
     number = sum(map(model.is_moe_layer, range(model.layers)))
-    return MATRICES[model.mlp] * model.hidden_size * routed * number / layers
+    return _routed_weights(model, model.moe) * number / layers if model.moe else 0.0
 
 
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
