@@ -8,7 +8,7 @@ import signal
 from typing import NoReturn
 
 MANY_OBJECTS = 200_000
-"""Modules and records are many objects that stay: looking for garbage among them takes a tenth of a short command."""
+"""Threshold of garbage collection: looking for garbage in modules and records is a tenth of a short command's time."""
 
 
 def main() -> NoReturn:

@@ -71,7 +71,7 @@ class EnvironmentProblem(LlmbError):
 
 
 class RunFailed(LlmbError):
-    """A run, a check or a measurement failed (exit code 4)."""
+    """A run, a check, a measurement or a program that llmb started failed (exit code 4)."""
 
     exit_code = 4
 
@@ -90,14 +90,14 @@ class InvalidRun(LlmbError):
 
 
 class NoVerdict(LlmbError):
-    """The measurements allow no conclusion (exit code 6)."""
+    """The measurements allow no conclusion, or are invalid (exit code 6)."""
 
     exit_code = 6
     heading = "verdict"
 
 
 class InfrastructureError(LlmbError):
-    """The cluster or its scheduler failed or did not respond; a retry may help (exit code 7)."""
+    """The cluster, its scheduler or the Hugging Face hub failed or did not respond (exit code 7)."""
 
     exit_code = 7
 

@@ -53,7 +53,7 @@ class SystemFiles:
 
 MOST_SHOWN, READABLE = 80, "pass a regular file that you may read"
 MOST_TEXT_BYTES = 1 << 22
-"""Size limit of a file of settings, which is read as a whole."""
+"""Default size limit of a text file that is read as a whole, such as settings."""
 MOST_JSON_BYTES = 1 << 26
 """Size limit of a JSON file."""
 MOST_VALUES = 1 << 21
@@ -71,7 +71,7 @@ _KINDS = (
 
 
 def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
-    """Open a regular file, by default unbuffered; raise OSError, without waiting for a pipe's writer, if that fails."""
+    """Open a regular file, by default unbuffered; raise OSError for another kind, even for a pipe without a writer."""
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if kind := not_regular(os.fstat(descriptor).st_mode):
@@ -117,7 +117,7 @@ def parse_path(text: str | Path) -> Path:
 
 
 def check_reachable(path: Path) -> None:
-    """Raise UsageError if permissions forbid access to a file or folder, or to the content of a folder."""
+    """Raise UsageError if permissions forbid entering a folder on the way to ``path``, or ``path`` itself."""
     try:
         if stat.S_ISDIR(path.stat().st_mode):
             (path / "..").stat()

@@ -84,7 +84,7 @@ LABEL = Form(
     "up to 64 letters, digits, '.', '_', '+' and '-', beginning with a letter or a digit, without '..', and not a"
     " number, a date or 'latest'",
 )
-"""Excludes strings that would be read as an id or a time in selections of runs."""
+"""Excludes strings that selections of runs would read as an id, a date, a range of dates or ``latest``."""
 RANKS = Form(parse_ranges, "ranks such as 0 or 0,4-7")
 
 
@@ -105,7 +105,7 @@ class Option:
     """Format of a text value."""
     metavar: str | None = None
     repeatable: bool = False
-    """True if the option can be repeated, and each job receives all its values. The field is a tuple."""
+    """True if the option can be repeated; its values are not swept over. The field is a tuple."""
     several: bool = False
     """True for text that accepts several values to sweep over, as numbers and choices always do."""
     negates: bool = False
@@ -172,7 +172,7 @@ class Option:
         return bool(low and (self.above is None or number > self.above))
 
     def takes(self, value: object) -> bool:
-        """Return True if a Python value has the option's type; limits are checked later."""
+        """Return True if a Python value has the option's type, within 64 bits; lower limits are checked later."""
         if get_origin(self.type) is Literal:
             return value in get_args(self.type)
         if self.annotation is not bool and isinstance(value, bool):
@@ -297,7 +297,7 @@ NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
 
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
-    """Parse an option's value, or a tuple if it accepts several; raise UsageError about ``key`` if one is invalid."""
+    """Parse an option's value, or a tuple's values; raise UsageError about ``key`` if one is invalid or too many."""
     if option.repeatable or option.listed:
         return tuple(_one(option, key, text) for text in texts)
     if len(texts) != 1:

@@ -25,7 +25,7 @@ class Interrupted(Exception):
 
 
 class SignalGate:
-    """Defers the signal that ends a run until the code that ends the run's processes is ready."""
+    """Defers the first signal of ``ENDING`` until the code that ends the started program is ready."""
 
     def __init__(self) -> None:
         self.open = False
@@ -46,7 +46,7 @@ class SignalGate:
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[SignalGate]:
-    """Raise Interrupted for the first signal that ends a run, once the gate is open; ignore further signals. Without
+    """Raise Interrupted for the first signal of ``ENDING``, once the gate is open; ignore further signals. Without
     the gate, a process would be left behind if the signal came while it started.
     """
     gate = SignalGate()
@@ -66,7 +66,7 @@ BEGAN = 19
 """Index of the start time among the fields of ``stat`` after the program's name."""
 BETWEEN_S = 0.5
 GRACE_S = 8.0
-"""Seconds that workers have to end after a request; then they are killed."""
+"""Seconds that a program has to end after a request; then it is killed with its descendants."""
 Process = subprocess.Popen[bytes]
 Stream = IO[bytes] | int
 
@@ -116,7 +116,7 @@ def end_stalled(process: Process) -> None:
 
 
 def end_tree(process: Process) -> None:
-    """Ask the launcher to end, wait up to ``GRACE_S`` until it has ended, and kill all processes that are left.
+    """Ask a program to end, wait up to ``GRACE_S`` until it has ended, and kill it and the descendants that are left.
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
@@ -133,7 +133,7 @@ def end_tree(process: Process) -> None:
 
 
 def wait_for_stopped(process: Process) -> None:
-    """Wait up to ``GRACE_S`` for ``process`` to end; resume suspended descendants, so that they can end too."""
+    """Wait up to ``GRACE_S`` for ``process`` to end; resume it and its descendants, so that suspended ones can end."""
     end = time.monotonic() + GRACE_S
     while time.monotonic() < end:
         for pid in family(process.pid):

@@ -28,7 +28,7 @@ CACHE_SIZE = 1024
 
 
 class Record(BaseModel):
-    """Base class of records that are written to files. Records are immutable and reject unknown keys.
+    """Base class of records in files. Records are immutable and, by default, reject unknown keys.
 
     In JSON, only the first invalid item of a list is reported, because a short file may have millions of invalid items.
     """

@@ -190,7 +190,7 @@ def _effective_count(count: int, correlation: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of the mean step times of repeats, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
+    """The spread of the mean step times of repeats, in seconds; ``std`` and ``cv_pct`` (percent) are None for one."""
 
     count: int
     mean: float

@@ -2,8 +2,8 @@
 """Decides by owner which files to trust: settings and states that llmb acts on, and links in shared folders.
 
 Such a file may be executed, copied into a batch script, or list what is deleted. So it must belong to this user, to
-the system's administrator or, if it is an installation's own file, to the owner of the root. A root is either named
-explicitly, or found at or above the working folder, and must then not belong to another user. Git does the same for
+the system's administrator or, if it is an installation's own file, to the owner of the root. A root that is found at
+or above the working folder, instead of named explicitly, must not belong to another user. Git does the same for
 repositories (``safe.directory``). Results of other users may be read.
 """
 

@@ -19,7 +19,7 @@ from llmb.catalogue.schema import ConditionEntry, FlopsEntry, LayoutRow, LayoutT
 PREFIX = "mb-"
 """Prefix of the names of Megatron-Bridge's releases; the rest is the release of NeMo's container."""
 NEWEST = "mb"
-"""Name for the newest release that has a recipe."""
+"""Name for the newest of these releases that has the recipe."""
 DECIMALS = 4
 
 
@@ -79,14 +79,14 @@ class BridgeRow(BridgeSizes):
     commit: str
     step_s_from_tokens: float
     tokens_from_tflops: float
-    """TFLOP/s divided by the FLOPs per token of the model."""
+    """Tokens/s per GPU, from TFLOP/s and the model's FLOPs per token."""
     rounding_pct: str
-    """The possible error in percent of tokens/s that are rounded to whole samples; otherwise empty."""
+    """The possible error in percent of tokens/s that are rounded to whole samples per second; otherwise empty."""
     notes: str
 
     @property
     def step_time_s(self) -> float:
-        """The step time in seconds, from tokens/s or, if these are rounded to whole samples, from TFLOP/s."""
+        """The step time in seconds, from tokens/s or, if these are rounded (see ``rounding_pct``), from TFLOP/s."""
         if not self.rounding_pct:
             return self.step_s_from_tokens
         return round(self.gbs * self.seq / (self.tokens_from_tflops * self.gpus), DECIMALS)

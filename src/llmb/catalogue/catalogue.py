@@ -121,8 +121,8 @@ USER_VARIABLE = "LLMB_CATALOGUE"
 
 
 def user_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's catalogue; None if there is none. Raise UsageError if ``LLMB_CATALOGUE`` is not
-    a folder, or if another user owns the default folder."""
+    """Return the folder of the user's catalogue; None if there is none that the user may enter. Raise UsageError if
+    ``LLMB_CATALOGUE`` is not a folder, or if another user owns the default folder."""
     if text := environ.get(USER_VARIABLE, "").strip():
         path = Path(text).expanduser().absolute()
         if not path.is_dir():
@@ -438,7 +438,7 @@ class JobDefaults(Record):
     gpus_per_node: int | None
     """Number of GPUs of a node; None on a CPU, where any number of processes fits a node."""
     nvlink_domain_nodes: int
-    """Number of whole nodes whose GPUs NVLink connects; 1 on a CPU."""
+    """Number of whole nodes whose GPUs NVLink connects: 0 if not even those of one node; 1 on a CPU."""
     variables: tuple[JobVariable, ...]
     vboost: int | None
     """The setting that the published jobs requested on nodes that allow it; None if the jobs requested no setting."""

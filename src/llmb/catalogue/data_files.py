@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads YAML data files into typed records. Errors name the file and, if known, the line. In files of users,
-numbers stay text if they would change when written again, and checks limit the time and memory to load them."""
+numbers such as 010 and 3.10 stay text, and checks limit the time and memory to load the files."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ _AS_WRITTEN = {
         r"(?:-?(?:0|[1-9][0-9]*)\.(?:0|[0-9]*[1-9])(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
     ),
 }
-"""Patterns of numbers that keep their spelling when they are converted back to text."""
+"""Patterns of numbers in files of users. Text whose zeros a number would not keep, such as 3.10, is not one."""
 MOST_LEVELS = 50
 """Limit of nesting: the loaders recurse, 30,000 levels end the process, and time grows with the square of the depth."""
 MOST_VALUES = 200_000

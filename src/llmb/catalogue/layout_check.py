@@ -11,7 +11,7 @@ SIZES = (*PARALLEL, "gpus", "mbs", "gbs", "seq_len", "layers")
 
 
 def rank_model(model: Model, layout: Layout) -> Model:
-    """Return the model with the part of each layer that one rank holds: its heads, features, vocabulary and experts."""
+    """Return the model with only the heads, features, vocabulary and experts that one rank holds, but all layers."""
     divided = ("attention_heads", "kv_heads", "ffn_hidden_size", "vocab_size")
     sizes: dict[str, object] = {name: getattr(model, name) // layout.tp for name in divided}
     if moe := model.moe:
@@ -37,7 +37,7 @@ def stage_sizes(layout: Layout) -> list[int]:
     """Return the number of layers of every stage, in the order in which a token passes them.
 
     There are PP x VP stages of equal size, except for a first and a last stage with a number of layers that the layout
-    sets. If the recipe counts the embedding and the loss as layers, the first and the last stage have one layer less.
+    sets. If the layout counts the embedding and the loss as layers, the first and the last stage have one layer less.
     If the layers are not divisible, which only other programs allow, some stages after the first have one layer more.
     """
     stages = layout.pp * layout.vp
@@ -60,7 +60,7 @@ def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
 
 
 def end_stage_sizes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Return the numbers of layers that the layout sets for the first and last stage; an empty list if it sets none."""
+    """Return the number of layers that the layout sets for the first and for the last stage; an empty list if unset."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     return [first] if first is not None else [], [last] if last is not None else []
 

@@ -41,7 +41,7 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
 
 
 def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """Split a name, which may omit the task, such as ``llama3.1_8b``, or be only a size that one workload has."""
+    """Split a name, which may omit the task, such as ``llama3.1_8b``, or be only ``tiny`` or a size of one workload."""
     for workload in (*catalogue.workloads, *catalogue.undescribed):
         for known in (workload, workload.partition("_")[2]):
             if name == known:

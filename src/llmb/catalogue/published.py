@@ -54,7 +54,7 @@ class Document(Record):
     nccl_trace_in_log: bool = False
     """True if the log of a traced run has NCCL's lines."""
     results: DocumentResults | None = None
-    """None if the document's folders have llmb's names."""
+    """None if the document's folders have llmb's names, or if the document names no folders."""
     averaged_steps: int = 1
     """The number of steps that each printed step time averages."""
     experiments: tuple[str, ...] = ()

@@ -125,11 +125,11 @@ class Gpu(Record):
     """Number of streaming multiprocessors; if None, predictions assume an H100's number."""
     gpus_per_node: int = Field(gt=0)
     relative_efficiency: float | None = Field(default=None, gt=0, lt=2)
-    """The efficiency of products and memory relative to an H100's; None, which means 1, if it was not fitted."""
+    """The efficiency of computation and memory relative to an H100's; None, which means 1, if it was not fitted."""
     device_names: tuple[str, ...]
     """Glob patterns that match the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
-    """GPU types with published layouts that this type uses if a workload has none for it, the closest first."""
+    """GPU types whose published layouts this type uses if a workload has none for it, the closest first."""
     is_foreign: bool = False
     """True if a file of ``--hardware`` or the user's catalogue describes the type: no published step confirms it."""
     nvlink_c2c: bool = False
@@ -300,7 +300,7 @@ class OtherParts(Record):
     expert_biases: bool = False
     """The router and all matrices of an expert have biases."""
     clamped_glu: bool = False
-    """The gate and its input are clamped, and one is added to the input (gpt-oss)."""
+    """The gate and the values that it scales are clamped, and one is added to these values (gpt-oss)."""
     multi_token_layers: Count = 0
     """Layers that predict further tokens, each with the head; the number of parameters excludes them."""
     yarn: Yarn | None = None
@@ -323,7 +323,7 @@ RotaryPairs = Literal["halves", "interleaved"]
 
 
 class Model(Record):
-    """The architecture of one model, by its parts. Sizes are numbers of elements."""
+    """The architecture of one model, by its parts."""
 
     model: str
     size: str
@@ -354,7 +354,7 @@ class Model(Record):
     init_std: Positive
     moe: MixtureOfExperts | None = None
     chunked_attention: ChunkedAttention | None = None
-    """None for full causal attention within each document."""
+    """None if attention is not split into chunks."""
     other_parts: OtherParts | None = None
     """None for a model that llmb's engine can train."""
     source: str
@@ -557,7 +557,7 @@ class Recipe(Record):
     scale: Size
     release: str | None
     document: Document | None
-    """The document of the layout, or of the one that it is derived from; None for a recipe of llmb itself."""
+    """The document of the layout, or of the one that it is derived from; None if no document has it."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
     model: Model
@@ -581,7 +581,7 @@ class Recipe(Record):
     full_layers: Size
     """Number of layers of the full model."""
     gpu_memory_gb: Positive | None = None
-    """Memory of one GPU, in 10^9 bytes; None if unknown."""
+    """Memory of one GPU, in 10^9 bytes; None on a CPU or an unknown GPU."""
     unspecified: tuple[Unspecified, ...] = ()
     overridden: tuple[str, ...] = ()
     """Fields of ``layout`` that options changed."""

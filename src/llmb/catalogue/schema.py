@@ -24,7 +24,7 @@ class Prior(Record):
 
 
 class StepRate(Record):
-    """A factor by which work takes longer than at nominal rates, or a time in seconds; with its prior, if any."""
+    """A factor, a fraction or a time in seconds, see ``prediction.step_time.Rates``; with its prior, if any."""
 
     value: float = Field(ge=0)
     prior: Prior | None = None
@@ -91,8 +91,8 @@ class RatesFile(Record):
     software: dict[str, SoftwareRates]
     errors: dict[str, ExpectedError]
     fits: dict[str, dict[str, FittedRate]]
-    """Rates that were fitted together, by the software of the published steps. The name of a GPU type stands for its
-    ``relative_efficiency``."""
+    """Rates that were fitted together, by the software of the published steps. Names of GPU types stand for their
+    common ``relative_efficiency``."""
 
 
 class ModelFile(Record):
@@ -147,7 +147,7 @@ class BatchRule(Record):
 
 
 class LayoutTable(Record):
-    """Layouts of one size; llmb itself adds the tables without a release."""
+    """Layouts of one size; those without a release were not published."""
 
     size: str
     model_size: str | None = None
@@ -264,7 +264,7 @@ class TimeLimitEntry(JobEntry):
 
 
 class VariablesEntry(JobEntry):
-    """Environment variables of the workers; later entries replace earlier ones."""
+    """Environment variables of the workers; a later entry replaces values of earlier ones."""
 
     variables: dict[str, str]
 

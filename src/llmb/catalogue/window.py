@@ -13,7 +13,7 @@ LAST = "last"
 STEADY = "auto"
 """The rule for the steps in which the run is steady, which are known only after its end."""
 DOCUMENTED_STEPS = 50
-"""Number of steps of the published runs."""
+"""Number of steps of the reference suite's published runs."""
 
 
 def check_rule(rule: str) -> None:

@@ -64,7 +64,7 @@ Sizes = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """Options of the commands that measure one device, all but ``collectives`` and ``gpus``."""
+    """Options of the commands that measure one device: all measuring commands except ``collectives`` and ``gpus``."""
 
     repeat: Annotated[
         int | None, typer.Option("--repeat", min=1, help="Repetitions of each case. Default: 3 to 200, by duration.")

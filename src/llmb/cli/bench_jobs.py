@@ -180,7 +180,7 @@ class BenchJobRequest:
 
 
 def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None:
-    """Queue the job, except with --dry-run. With --wait, return its end and folder, or raise RunFailed; else None."""
+    """Queue the job or print its script. With --wait, return its end and folder, or raise RunFailed without results."""
     script, install = order.script(), order.site.install
     if placed.dry_run:
         print_output({"script": script} if placed.json else script)

@@ -160,7 +160,7 @@ def _common(
 
 @contextmanager
 def _result_in(path: Path) -> Iterator[None]:
-    """Redirect standard output to ``path``, written at the end if not empty; raise EnvironmentProblem if that fails."""
+    """Collect standard output and, unless it is empty, write it to ``path``; raise EnvironmentProblem if that fails."""
     from llmb.runs.folder import write_atomically  # the help of a command must not load it
 
     special = path.exists() and not path.is_file()

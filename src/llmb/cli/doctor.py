@@ -245,7 +245,7 @@ class NodeResults(NamedTuple):
 
 
 def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> NodeResults:
-    """Run a job on each node; return the results when all have ended, or the user interrupts them."""
+    """Run a job on each usable node; return the results of all nodes when the jobs have ended or are interrupted."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
@@ -296,7 +296,7 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
 
 
 def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
-    """Return the states of the listed nodes or, without a list, of usable nodes, with a note about each other node."""
+    """Return the states of the listed nodes or, without a list, of all usable nodes; print why others are skipped."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:

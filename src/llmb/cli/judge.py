@@ -200,7 +200,7 @@ def _runs_to_judge(
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
-    """Raise Regressed or NoVerdict unless all runs passed; ``published``: True if no reference was requested."""
+    """Raise Regressed or NoVerdict unless all runs passed or improved; ``published``: no reference was requested."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return

@@ -92,7 +92,7 @@ WITH_DEFAULTS = ("recompute", "gradient_sync")
 DECISIVE = ("recompute", "dp_sharding", "fp8_recipe")
 """Options that the short help shows, because they affect time and memory most."""
 BESIDE_FILE = ("file", "hardware", "json", "output_file", "output")
-"""Options that can be combined with ``--file``; its lines contain the values of all other options."""
+"""Options that can be combined with ``--file``, whose lines contain the values of the recipes."""
 Software = Annotated[
     str | None,
     typer.Option(

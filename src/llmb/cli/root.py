@@ -30,7 +30,7 @@ def print_for_recipe(recipe: Recipe, result: dict[str, Any] | Table | Iterable[T
 
 
 def print_unspecified(choices: Sequence[Unspecified]) -> None:
-    """Print the defaults of the request, as the first line of a result."""
+    """Print the defaults of the request, if any, on one line."""
     if choices:
         print_line(unspecified_text(choices))
 

@@ -242,7 +242,7 @@ def run_or_print(
 def run_several(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool, json: bool
 ) -> Sequence[Sequence[EndedRun]]:
-    """Run all recipes in turn, each as often as ``repeats`` lists; if this is interrupted, print the runs that ended.
+    """Run all recipes in turn, each as often as ``repeats`` lists; if an error stops this, print the runs that ended.
 
     With a label, successful runs of an earlier call count, unless ``start_new``. Other series in this install root wait
     until these runs have ended.

@@ -86,8 +86,8 @@ OBVIOUS = ("at least 0", "at least 1")
 
 
 def parameter(option: Option, *, envvar: bool = True, swept: bool = False) -> inspect.Parameter:
-    """Return the typer parameter of an option. Its limit is shown, but checked later with all other problems. With
-    ``swept``, an option that may have several values is parsed as text."""
+    """Return the typer parameter of an option. A limit that is not obvious is shown; all limits are checked later, with
+    all other problems. With ``swept``, an option that may have several values is parsed as text."""
     is_limited = option.limit and not option.listed and option.limit not in OBVIOUS
     metavar = option.metavar or "FOLDER" if option.folder else f"N ({option.limit})" if is_limited else option.metavar
     if swept and option.swept:
@@ -150,7 +150,7 @@ STATED = {name: name for name in ("workload", "size", "dtype", "gpu_type")} | {"
 
 
 def log_options() -> Maker:
-    """Return a function that maps what the user states about logs to keys of a run's configuration."""
+    """Return a function that returns what the user states about logs, by key of a run's configuration."""
     panel = "What the logs do not report"
     texts = {name: f"The logs' {OPEN_CHOICES.get(name, name)}." for name in STATED} | {"scale": "Number of GPUs."}
     options = [replace(options_of(Request)[name], panel=panel, basic=True, help=texts[name]) for name in texts]

@@ -95,7 +95,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class OneJob:
-    """Options of a single job."""
+    """Options that apply only if a single job is queued."""
 
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end, and print the result.")] = False
     force: Force = False

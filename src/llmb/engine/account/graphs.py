@@ -6,8 +6,8 @@ torch's ``flop_registry`` lacks the engine's operators and some of torch's own, 
 the work of attention.
 
 torch traces and partitions blocks as for Inductor, so that the same tensors are saved for the backward pass. A call of
-a graph then creates the results, and counts the graph's memory. Inductor fuses operators if it can, so only these take
-memory: results of products, attention, collectives and reductions, operands of all of these except reductions, and the
+a graph then creates the results, and counts the graph's memory. Inductor fuses element-wise operators, so only these
+take memory: results of other operators, such as products and reductions, operands of these except reductions, and the
 graph's own results. Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the equivalent
 torch code: with ``fuses``, only their results take memory, and these are not recomputed.
 """

@@ -308,7 +308,7 @@ def owner_here() -> tuple[Owner, bool]:
 
 
 def stack() -> Iterator[tuple[str, str]]:
-    """Yield the file and qualified name of each function above the caller on the stack, the innermost first."""
+    """Yield the file and qualified name of each function that waits for the caller to return, the innermost first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_code.co_qualname
