@@ -72,7 +72,7 @@ class Selection:
         ),
     ] = ()
     max_scale: Annotated[
-        int | None, _selection(help="Omit scales above N; without a file, add doublings up to N.", minimum=1)
+        int | None, _selection(help="Omit scales above N; without a file, double the largest up to N.", minimum=1)
     ] = None
     min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
     exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False
