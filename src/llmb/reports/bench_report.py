@@ -186,7 +186,7 @@ MOST_FIT = 16
 
 
 def pairs_document(result: PairwiseResult, host_list: HostList) -> dict[str, Any]:
-    """Return the JSON of measured pairs; a node's ``fit`` is null if undecided. Its keys are a contract."""
+    """Return the JSON of a pairwise measurement; its keys are a contract. ``fit`` is null for an undecided node."""
     names = [verdict.node for verdict in result.nodes]
     return {
         **fields_of(result, "started_at", "expected_s", "limit_s", "took_s"),

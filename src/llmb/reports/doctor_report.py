@@ -17,15 +17,15 @@ from llmb.runs.conditions import rule_of as condition_rule
 LONGEST_TITLE = 26
 """The maximum width of a check's title, which leaves space for the advice."""
 MOST_NAMES = 5
-"""More names than this are replaced by ``all`` or ``all others``, unless checks of the area have other reasons."""
+"""More skipped checks of an area than this are called ``all`` or ``all others``, unless their reasons differ."""
 HostList = Callable[[Sequence[str]], str]
-"""Names of nodes as a list in the scheduler's syntax."""
+"""Formats names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"
 Finding = tuple[str, str]
 
 
 def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
-    """Return the JSON of ``llmb doctor``; a single node's report is also at the top level. Its keys are a contract."""
+    """Return the JSON of ``llmb doctor``; its keys are a contract. A single node's report is also at the top level."""
     nodes = [report.model_dump(mode="json") for report in reports]
     single = nodes[0] if len(nodes) == 1 else {}
     return {**single, "status": worst(report.status for report in reports), "nodes": nodes}
@@ -57,7 +57,7 @@ def _folded(report: NodeReport) -> Iterator[str]:
 
 
 def title_of(name: str) -> str:
-    """Return a check's title, followed by its place, or by the check that it compares, in parentheses."""
+    """Return a check's title and, in parentheses, its place or the check that it compares, if any."""
     rule = rule_of(name)
     place = name.removeprefix(rule.name).removeprefix("_")
     place = rules()[place].title if place in rules() else place
@@ -111,7 +111,7 @@ def _by_area(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]
 
 
 def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dict[str, Any]:
-    """Return the JSON of ``llmb doctor`` for several nodes, with lists of nodes by result. Its keys are a contract."""
+    """Return the JSON of ``llmb doctor`` for nodes of a cluster, with lists of nodes; its keys are a contract."""
     return {
         **doctor_document(result.reports),
         "started_at": result.started_at,

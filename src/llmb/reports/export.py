@@ -160,7 +160,7 @@ NOT_SCALARS = ("run", "step", "in_window")
 
 
 def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
-    """Write a folder for each run that has steps, with a 32-bit scalar for each number of a step."""
+    """Write a folder for each run that has steps, with a 32-bit scalar for each known number or flag of a step."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -183,7 +183,7 @@ def write_tensorboard(runs: RunSource, folder: Path) -> Iterator[Path]:
 
 
 def scalars_of(run: ExportedRun, step: Step) -> Iterator[tuple[str, float]]:
-    """Yield the name and value of each known number of a step, without the step's own number."""
+    """Yield the name and value of each known number or flag of a step, without the number of the step itself."""
     for column in STEPS:
         value = None if column.header in NOT_SCALARS else column.of((run, step))
         if value is not None:
@@ -218,7 +218,7 @@ def exported_run(folder: RunFolder) -> ExportedRun:
 
 
 def write_export(folders: Sequence[Path], formats: Sequence[str], output: Path) -> list[Path]:
-    """Write the runs in ``folders`` below ``output``, replacing existing files; return the paths of the files.
+    """Write the runs in ``folders`` to files below ``output``, replacing existing ones; return the paths of the files.
 
     Runs are read one after the other, and again for each format or table. Raise EnvironmentProblem if a library is not
     installed or writing fails, and the errors of ``exported_run``.

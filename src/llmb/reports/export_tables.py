@@ -125,7 +125,7 @@ STEPS: tuple[Column[StepRow], ...] = (
     *_of_step(Step),
     Column("in_window", lambda row: row[1].step in row[0].window, kind=bool),
 )
-"""The exported columns of a step: the run's id, its scalars in ``metrics.jsonl``, and whether the window has it."""
+"""The exported columns of a step: its run's id, its scalars in ``metrics.jsonl``, and whether it is in the window."""
 
 
 def write_tables(
@@ -188,7 +188,7 @@ def write_parquet(path: Path, columns: Sequence[Column[Row]], rows: Iterator[Row
 def write_openmetrics(runs: RunSource, folder: Path) -> Iterator[Path]:
     """Write results in OpenMetrics format, which the textfile collector of Prometheus' node exporter also reads.
 
-    All metrics are gauges, the only type that both formats share, without timestamps, which the collector rejects.
+    All metrics are gauges, which both formats write alike, without timestamps, which the collector rejects.
     """
     path = folder / "llmb.prom"
     rows = list(rows_of(RESULTS, runs()))

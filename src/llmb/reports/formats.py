@@ -89,7 +89,7 @@ CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
 """The minimum range of the vertical axis, as a fraction of its lower end, so that ordinary noise looks small."""
 LEAST = 3
-"""The minimum number of values to draw."""
+"""The minimum number of values to draw without a given scale."""
 NOT_FINITE = "?"
 
 
@@ -126,8 +126,8 @@ def step_chart(
 ) -> list[str]:
     """Return the lines of a chart of a run's step times, scaled to the range of its window, which is underlined.
 
-    As in ``sparkline``, a column shows the slowest of its steps, and values beyond the range are clipped.
-    """
+    As in ``sparkline``, a column shows the slowest of its steps, and values beyond the range are clipped. Without steps
+    in the window, the range is that of all steps."""
     inside = [step.step_time_s for step in steps if step.step in window]
     scaled = [value for value in inside or [step.step_time_s for step in steps] if math.isfinite(value)]
     if not scaled:

@@ -47,7 +47,7 @@ def install_document(
 
 
 def answers_table(answers: Answers) -> Table:
-    """Return a table of every answer with its option."""
+    """Return a table of the answers that are not open, with their options."""
     columns: list[Column[tuple[str, Any]]] = [
         Column("option", lambda row: OPTIONS[row[0]].spelled if row[0] in OPTIONS else row[0]),
         Column("value", "1", _answer_text),

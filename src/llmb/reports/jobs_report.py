@@ -40,7 +40,7 @@ _IMPLIED = {
 
 
 def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[str, Any]:
-    """Return the JSON of ``llmb jobs list`` and ``llmb runs``; its keys are a contract. ``total`` ignores --limit."""
+    """Return the JSON of a list of jobs or runs; its keys are a contract. ``total`` also counts those not listed."""
     return {key: [job.document() for job in jobs], "total": total}
 
 
@@ -170,7 +170,7 @@ def _files(job: Job) -> dict[str, Path]:
 
 
 def script_document(order: Order, script: str) -> dict[str, Any]:
-    """Return the JSON of a dry run; its keys are a contract."""
+    """Return the JSON of ``llmb submit --dry-run``; its keys are a contract."""
     return {
         **identity_document(order.plan.recipe),
         "origin": order.plan.origin.document(),
@@ -308,7 +308,7 @@ def pace_warning(comparison: PaceComparison) -> str:
 
 
 def watch_document(job: Job, plan: Plan, seen: RunView, result: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the JSON of ``llmb watch``; its keys are a contract. ``result`` is None until the run has ended."""
+    """Return the JSON of ``llmb watch``; its keys are a contract. ``result`` is None unless the run has one."""
     speed = left = None
     if seen.remaining_s is not None:
         ends_at = _utc(seen.at_s + seen.remaining_s)

@@ -137,7 +137,7 @@ def job_cases(jobs: "Iterable[Job]") -> Iterator[JunitCase]:
 
 
 def run_cases(recipes: "Iterable[Iterable[EndedRun]]", left_out: Iterable[str]) -> Iterator[JunitCase]:
-    """Yield one case per run on this machine, and one per excluded run."""
+    """Yield one case per run on this machine, and one per line about jobs that cannot run."""
     for run in chain.from_iterable(recipes):
         outcome, result = RUN_OUTCOMES.get(run.result.status, "error"), run.result
         text = "" if outcome == "pass" else f"{result.status}: {result.reason}"

@@ -22,7 +22,7 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def print_output(result: dict[str, Any] | str | Table | Iterable[Table]) -> None:
-    """Print a document as JSON, a text, or tables separated by empty lines. Tables are at most as wide as the terminal,
+    """Print a document as JSON, a text, or tables separated by empty lines. Tables are fitted to the terminal's width,
     if the output is a terminal.
     """
     match result:

@@ -28,7 +28,7 @@ CONVENTIONS = ("published", "full", "logged", "causal")
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 _OF_SINGLE_STEPS = ("median", "min", "max")
 MOST_NOTES = 8
-"""The maximum number of notes below the table; the wide table has a column of notes instead."""
+"""The maximum number of notes on runs below the table; the wide table has a column of them instead."""
 STEP_CELLS = 12
 """Width of a row's sparkline of step times in characters."""
 _REASON_WIDTH = 44
@@ -81,7 +81,7 @@ def _conventions_notes(runs: Iterable[AnalyzedRun]) -> list[str]:
 
 
 def date_of(run: AnalyzedRun) -> str | None:
-    """Format the start of a run in UTC, to the second; None if it is unknown."""
+    """Format ``started_s`` of a run in UTC, to the second; None if it is unknown."""
     return None if run.started_s is None else datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds")
 
 
@@ -127,7 +127,7 @@ VALUES = {column.header: column.of for column in COLUMNS}
 
 
 def parse_csv(report: ParseReport) -> str:
-    """Format the report as CSV: a header and one line per file."""
+    """Format the report as CSV: a header and one line per run."""
     return csv_text((Column("filename", report.name), *COLUMNS), report.runs)
 
 

@@ -213,7 +213,7 @@ def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
 
 
 def scales_table(recipes: Sequence[Recipe]) -> Table:
-    """Return a table, at most 80 columns wide, with one row per scale of a recipe with a dtype."""
+    """Return a table, at most 80 columns wide, with one row per scale of a recipe."""
     first = recipes[0]
     figures = [recipe.figure for recipe in recipes if recipe.figure]
     what = "published figures" if figures else "layouts, none published"

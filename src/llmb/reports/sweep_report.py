@@ -15,7 +15,7 @@ from llmb.runs.record import ENGINE
 
 FP8, BF16 = "fp8", "bf16"
 PARTS = re.compile(r"on \d+ x \S+|\S+")
-"""Parts of a recipe's title: the model, its dtype, and the GPUs."""
+"""Parts of a recipe's title: each word, and the GPUs as a whole."""
 
 
 def varied_names(plans: Sequence[Plan]) -> list[str]:
@@ -50,7 +50,7 @@ def _with(title: str, varied: str) -> str:
 
 
 def sweep_rows(recipes: Sequence[Sequence[EndedRun]]) -> list[dict[str, Any]]:
-    """Return one row per recipe that has a run; means are over its successful runs. The keys are a contract."""
+    """Return one row per recipe that has a run; means are over its runs with step times. The keys are a contract."""
     some = [runs for runs in recipes if runs]
     names = varied_names([runs[0].plan for runs in some])
     rows = [

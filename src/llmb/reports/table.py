@@ -124,7 +124,7 @@ def table_of(
     caption: str | Iterable[str] = (),
     drop_empty: bool = False,
 ) -> Table:
-    """Return a table with one line per row. With ``drop_empty``, every column is optional."""
+    """Return a table of ``rows``. With ``drop_empty``, every column is optional."""
     listed = list(rows)
     shown: list[tuple[Column[Any], list[str]]] = []
     for column in columns:
@@ -190,7 +190,7 @@ class Shown:
     __slots__ = ()
 
     def tables(self) -> Iterable[Table]:
-        """Return the tables that the command prints."""
+        """Return the tables that the corresponding command prints."""
         raise NotImplementedError
 
     def document(self) -> dict[str, Any]:

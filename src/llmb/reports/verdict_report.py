@@ -384,5 +384,5 @@ def compare_markdown(comparison: Comparison) -> str:
 
 
 def compare_csv(comparison: Comparison) -> str:
-    """Format the comparison as CSV, with one line per row; an unknown value is an empty field."""
+    """Format the comparison as CSV, with one line per compared recipe; an unknown value is an empty field."""
     return csv_text(texts(*CSV_COLUMNS), comparison.rows)

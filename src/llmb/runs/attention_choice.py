@@ -56,8 +56,8 @@ class Trial(Record):
     milliseconds: float | None = None
     """Time of the first rank's attention layers for one micro-batch, or of a benchmark's call; None if not timed."""
     distance: float | None = None
-    """The largest distance of a result or gradient on any rank from exact attention, relative to its norm; None if none
-    was compared, as for ``math``, which is exact."""
+    """The largest distance of a result or gradient on any rank from the exact one, relative to the exact one's norm;
+    None if there is a problem, or if none was compared, as for ``math``, which is exact."""
     problem: str | None = None
     """The reason why the backend cannot be used; None if it can."""
 

@@ -47,7 +47,7 @@ def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:
 
 
 def check_room(what: str, need: int, folder: Path, advice: str) -> None:
-    """Raise EnvironmentProblem if the disk has less than ``need`` bytes free. ``folder`` need not exist yet."""
+    """Raise EnvironmentProblem if less than ``need`` bytes are free on the disk of ``folder``, which need not exist."""
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     have = shutil.disk_usage(existing).free
     if need > have:

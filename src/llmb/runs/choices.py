@@ -139,7 +139,7 @@ DEFAULT_RESOURCE_INTERVAL_S = 1.0
 
 
 def logits_gb(recipe: Recipe) -> float:
-    """Return the 10^9 bytes of a micro-batch's logits on a rank that computes them; in FP8 runs, logits are bf16."""
+    """Return the size, in 10^9 bytes, of a micro-batch's logits on a rank that has them; in FP8 runs, they are bf16."""
     layout, size = recipe.layout, 4 if recipe.dtype is Dtype.FP32 else 2
     return layout.mbs * layout.seq_len / layout.cp * rank_model(recipe.model, layout).vocab_size * size / 1e9
 
@@ -162,7 +162,7 @@ def logits_text(recipe: Recipe, *, kept: bool) -> str:
 
 
 class Choices(Record):
-    """The choices of a run. None means a default, such as the value of the recipe or of the checkpoint to resume."""
+    """The choices of a run. None means a default, such as the value of the recipe or the checkpoint to resume from."""
 
     steps: Annotated[
         int | None,
@@ -405,8 +405,8 @@ class Choices(Record):
     def problems(
         self, recipe: Recipe, device: Device, resumed: Lora | None = None, *, trains: bool = True
     ) -> Iterator[str]:
-        """Yield the problems of these choices for ``recipe`` on ``device``, for a run that ``trains`` or else for a
-        prediction. ``resumed`` are a checkpoint's adapters."""
+        """Yield the problems of these choices for ``recipe`` on ``device``, for a run that ``trains`` in the engine, or
+        else for a prediction or another program. ``resumed`` are a checkpoint's adapters."""
         yield from filter(None, (recipe.engine_problem if trains else recipe.prediction_problem, *limit_problems(self)))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device, deterministic=self.deterministic):

@@ -106,7 +106,7 @@ def no_measurement(plan: Plan, began: int | None = None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """All evidence for the result of a run."""
+    """All evidence for the result of a run by llmb's engine."""
 
     plan: EnginePlan
     """The plan, whose window is that of the statistics, even if its rule is ``auto``."""
@@ -114,7 +114,7 @@ class RunEvidence:
     exit_code: int = 0
     log_tail: str = ""
     interrupted: str | None = None
-    """The outside event that ended the run."""
+    """The outside event that ended the run, if any."""
     checkpoint: CheckpointReport | Missing | None = None
     profile: ProfileReport | None = None
     no_window: str | None = None

@@ -91,15 +91,15 @@ class Environment(Record):
     variables: dict[str, str]
     """Variables that may affect speed, except variables that may hold a secret."""
     attention: AttentionReport | None = None
-    """None until the engine has chosen a backend."""
+    """None until llmb's engine has chosen a backend, and for another program."""
     fp8_product: Fp8Product | None = None
-    """None for a run without FP8."""
+    """None for a run without FP8, and for another program."""
     compute_path: ComputePath | None = None
     """None for another program, and in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
-    """Checks of rank 0, and failed checks of other ranks; empty if no kernel needs a check, None until they ran."""
+    """Checks of rank 0, and failed checks of others; empty if no kernel needs a check, None if they did not run."""
     ptxas: str | None = None
-    """Version of the assembler of Triton's kernels; None on a CPU or without Triton."""
+    """Version of the assembler of Triton's kernels; None on a CPU, without Triton, or if unknown."""
     driver: str | None = None
     """Driver of the GPUs."""
     cuda_driver: str | None = None
@@ -120,7 +120,7 @@ class Environment(Record):
     rdma_ports: tuple[RdmaPort, ...] | None = None
     """Active ports of all nodes; empty if no process sees any; None if the run has no GPUs."""
     packages: dict[str, str] | None = None
-    """Versions of another program's packages, by name."""
+    """Versions of another program's packages, by name; None for llmb's engine."""
 
 
 PROGRAM = "nvidia-smi"
@@ -151,7 +151,7 @@ QUERIES = ((*_PLAIN, _EVENTS, *_COUNTERS), (*_PLAIN, _EVENTS), (*_PLAIN, "clocks
 
 
 class NodeGpus(NamedTuple):
-    """The GPUs of a node; ``driver`` is None if the node has no GPU, or if its version is unknown."""
+    """The GPUs of a node or a run. ``driver`` is the version of their driver; None without a GPU, or if unknown."""
 
     driver: str | None
     gpus: tuple[GpuState, ...]

@@ -3,7 +3,7 @@
 
 Every instant of a step counts once. If several activities run at an instant, on any stream or thread, it counts for the
 first of them in the order of ``Activity``; if none runs, it is idle time. The parts therefore sum to the step.
-Communication that overlaps computation or copies is hidden: it does not lengthen the step, and is reported separately.
+Communication that overlaps other activities is hidden: it does not lengthen the step, and is reported separately.
 """
 
 from bisect import bisect_left
@@ -123,7 +123,7 @@ def _union_of(inside: Mapping[Label, Sequence[Span]], activity: Activity) -> lis
 def _collectives(
     timeline: Timeline, inside: Mapping[Label, Sequence[Span]], uncovered: Sequence[Span], window: Span
 ) -> list[CollectiveTime]:
-    """Return the collectives by time, longest first. ``uncovered`` is the time in which nothing else runs."""
+    """Return the collectives by time, longest first. ``uncovered`` is the time without other activities."""
     times = []
     for label, spans in inside.items():
         if label.activity is not Activity.COMMUNICATION or not spans:
@@ -150,11 +150,11 @@ class RankTrace:
     device: Device
     steps: tuple[StepBreakdown, ...]
     names: tuple[NameTime, ...]
-    """The longest kernels and copies (on a CPU: operators), summed over all steps."""
+    """The names with the longest total times over all steps."""
     unclassified: tuple[NameTime, ...] = ()
     """The longest unclassified kernels."""
     notes: tuple[str, ...] = ()
-    """Remarks on the trace, such as on unreadable parts."""
+    """Remarks on the trace, such as on events left out."""
     gpu_name: str | None = None
     world_size: int | None = None
 

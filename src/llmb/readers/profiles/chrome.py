@@ -31,7 +31,7 @@ from llmb.readers.profiles.timeline import (
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24
-"""Maximum number of characters of an event. A longer one means that the file is damaged, or has no events."""
+"""Approximate maximum length of an event, and of the header; if one is longer, the file is damaged or not a trace."""
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
@@ -82,7 +82,7 @@ class TraceFile:
             self.number += 1
 
     def _more(self, chunks: Iterator[str], pending: str) -> str:
-        """Return ``pending`` and at least as much again: reparsing it after every chunk would take quadratic time."""
+        """Return ``pending`` and as much again, or the rest: reparsing after every chunk would take quadratic time."""
         if len(pending) > LONGEST_EVENT:
             raise self._broken("is not valid JSON")
         parts, length = [pending], len(pending)
@@ -141,7 +141,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 _CATEGORIES = (*("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"), *_LAUNCHES)
 _NO_GROUP = ("", "undefined")
 _OPTIMIZER = "Optimizer.step#"
-"""Prefix of the names of ranges in which PyTorch marks steps of optimizers."""
+"""Prefix of the names of ranges that mark steps of optimizers in PyTorch."""
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -172,7 +172,7 @@ class _Collected:
     repeated: int | None = None
     """A step that is marked several times."""
     device: str | None = None
-    """Name of an unknown device, from the name of a process."""
+    """Name of an unknown device, from the name or a label of a process."""
 
     def take(self, event: dict[str, Any]) -> None:
         category = event.get("cat")
@@ -199,7 +199,7 @@ class _Collected:
         return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
 
     def take_iterations(self) -> str | None:
-        """Use the intervals between the optimizer's steps as steps; return a note, or None if there are too few."""
+        """Use the intervals between an optimizer's steps as steps; return a note, or None if there are too few."""
         name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
         ends = sorted(self.updates[name]) if name else []
         if len(ends) < 2:
@@ -230,7 +230,7 @@ class _Collected:
                     self.device_updates[name[:LONGEST_NAME]].append(end)
 
     def _launch(self, event: dict[str, Any], start: int | None) -> None:
-        """Record a kernel if ``start`` is None, or else the runtime call that launches it."""
+        """Record a kernel if ``start`` is None, or else a runtime call if it launches a kernel."""
         args = event.get("args")
         correlation = args.get("correlation") if isinstance(args, dict) else None
         if type(correlation) is not int:
@@ -280,8 +280,8 @@ def _nanoseconds(microseconds: object) -> int | None:
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
     """Read one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raise UsageError if it is not a trace, marks a step twice, has kernels on several GPUs, or has none and an unknown
-    device. If no step is marked, the timeline has none or, if ``unmarked``, the optimizer's iterations or else one.
+    Raise UsageError if it is not a trace, marks a step twice, has kernels on several GPUs, or no kernels and an unknown
+    device. If ``unmarked`` and no step is marked, an optimizer's iterations or else the whole trace count as steps.
     """
     file = TraceFile(path)
     collected = _Collected(rules)

@@ -25,8 +25,8 @@ _PLAIN_TYPES = frozenset(
 class KernelName(NamedTuple):
     """The parts of a kernel's name: ``function``, and the ``namespace`` that precedes it (``a::b``).
 
-    ``argument`` is its first template argument that is a type, without arguments of its own: libraries such as CUTLASS
-    have few kernel functions, whose argument shows what they compute. Missing parts are empty.
+    ``argument`` is the first type in its template arguments that is not built-in, without arguments of its own:
+    libraries such as CUTLASS have few kernel functions, whose argument shows what they compute. Parts may be empty.
     """
 
     function: str
@@ -50,7 +50,7 @@ def _split_demangled(name: str) -> KernelName:
 
 
 def _head(name: str) -> tuple[str, str]:
-    """Return a name without parameters and template arguments, and the last component's template arguments."""
+    """Return a name without parameters and template arguments, and its last template arguments."""
     parts: list[str] = []
     depth, begin, arguments = 0, 0, ""
     for place, character in enumerate(name):
@@ -113,7 +113,7 @@ class Activity(StrEnum):
 
 
 class Label(NamedTuple):
-    """The class of an activity; for communication also the collective and the process group, if the trace has them."""
+    """The class of an activity; for communication also the kind of collective and the process group, if known."""
 
     activity: Activity
     kind: str | None = None

@@ -29,7 +29,7 @@ RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
 GPUS = "TARGET_INFO_GPU"
 NO_THREAD = ~0xFFFFFF
-"""Mask that turns ``globalTid`` into the ``globalPid`` of GPU activities: its lowest 24 bits are the thread."""
+"""Mask that turns a ``globalTid``, whose lowest 24 bits are the thread, into the ``globalPid`` of GPU activities."""
 SPLIT_GRAPHS = "record kernels of CUDA graphs with 'nsys profile --cuda-graph-trace=node'"
 Row = tuple[object, ...]
 
@@ -64,10 +64,10 @@ class _Process:
 
 
 def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process, sorted by process identifier.
+    """Return one timeline per process that used a GPU, sorted by process identifier.
 
-    Raise UsageError if the file is not an export, has no GPU kernels, or has a process with several GPUs or a step
-    marked twice. If no step of a process is marked, its timeline has none or, if ``unmarked``, a single one.
+    Raise UsageError if the file is not an export of GPU kernels, or has a process with several GPUs or a step marked
+    twice. If ``unmarked`` and no step of a process is marked, its whole trace counts as a step.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -128,7 +128,7 @@ class _Export:
         yield from self.connection.execute(f"SELECT t.start, t.end, {process}, {text} FROM {table} t {names}")  # noqa: S608
 
     def ranges(self) -> Iterator[Row]:
-        """Yield the start, end, thread and text of each range on the host."""
+        """Yield the start, end, thread and text of each range on the host that has an end."""
         if not self.has(RANGES, "start", "end"):
             return
         columns = self.columns(RANGES)
@@ -146,7 +146,7 @@ class _Export:
         return "l.globalTid", "globalPid", "AND k.process = (l.globalTid & :mask)"
 
     def launched(self, table: str) -> Iterator[Row]:
-        """Yield for each launch its start and thread, and the end of the work that it launched."""
+        """Yield for each launch of recorded work its start and thread, and the end of that work."""
         if not self.has(LAUNCHES, "start", "correlationId") or not self.has(table, "end", "correlationId"):
             return
         thread, process, condition = self._owner(table)

@@ -15,7 +15,7 @@ from llmb.readers.profiles.classify import OTHER, Activity, Label
 Span = tuple[int, int]
 Device = Literal["gpu", "cpu"]
 LAST_NS = 1 << 62
-"""Upper limit of times, so that sums fit in 64 bits."""
+"""Limit of the absolute value of a time, so that the sum of two fits in 64 bits."""
 EVER: Span = (-LAST_NS, LAST_NS)
 
 
@@ -109,11 +109,11 @@ class Timeline:
     names: tuple[NameTime, ...]
     """Sorted by time, longest first."""
     notes: tuple[str, ...] = ()
-    """Remarks on the trace, such as on unreadable parts."""
+    """Remarks on the trace, such as on events left out."""
     gpu_name: str | None = None
-    """Name of the first GPU in the trace; None if the trace does not contain it, or has no kernels."""
+    """Name of the first GPU in the trace; None if it is unknown."""
     world_size: int | None = None
-    """Number of ranks of the run; None if the trace does not contain it, or has no kernels."""
+    """Number of ranks of the run; None if it is unknown."""
 
 
 class Recorded(NamedTuple):
@@ -171,7 +171,7 @@ class Launches:
         self.pending: dict[object, int] = {}
         """The launch times of calls without a kernel so far, by identifier."""
         self.early: set[object] = set()
-        """Kernels that were read before their launch."""
+        """Identifiers of kernels that were read before their launch, or without one."""
 
     def launch(self, identifier: object, start: int) -> None:
         self.starts.append(start)
@@ -209,8 +209,8 @@ def _some(steps: Sequence[str]) -> str:
 def leaves(thread: Recorder) -> Recorder:
     """Flatten the nested operators of one thread, so that no instant counts twice.
 
-    An instant belongs to the outermost operator that has a class: attention includes its matrix products. If there is
-    none, it belongs to the innermost: ``aten::linear``, which has no class, leaves its time to ``aten::mm``.
+    An instant belongs to the outermost operator that has a class: attention includes its matrix products, but
+    ``aten::linear``, which has no class, leaves them to ``aten::mm``. If there is none, it belongs to the innermost.
     """
     flat = Recorder()
     names, labels = list(thread.names), list(thread.labels)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds traces, and reads one of them in any supported format."""
+"""Finds traces, and reads them in any supported format."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process with steps. If ``unmarked``, and no step is marked, the optimizer's iterations or
+    """Return one timeline per process with steps. If ``unmarked`` and no step is marked, an optimizer's iterations or
     else the whole trace count as steps, with a note. Raise UsageError if it is invalid, or has no complete step."""
     if path.name.endswith(REPORT_END):
         raise _report(path)

@@ -35,7 +35,7 @@ WORTH_KEEPING = re.compile(
     r"|I/O error|not responding|Lustre|controller is down|thermal|throttl",
     re.IGNORECASE,
 )
-"""Words in the lines that ``machine.yaml`` classifies; other lines do not concern the run."""
+"""Words of the lines to keep, which ``machine.yaml`` classifies; other lines do not concern the run."""
 _RECORD = re.compile(r"^\d+,\d+,\d+,[^;]*;")
 Counters = Iterable[tuple[str, int]]
 

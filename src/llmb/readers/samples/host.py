@@ -34,7 +34,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
-"""Indices of fields in the first line of /proc/stat, and the number of fields to sum: they include the later ones."""
+"""Indices of fields in the first line of /proc/stat, and the number of fields to sum; the others are parts of these."""
 OF_PROCESSES = slice(0, 3)
 """User, nice and system: the times that processes also report."""
 
@@ -79,7 +79,7 @@ def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | Missing:
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """The number of cores that the run's control group may use, and the file with its throttled time."""
+    """The number of cores that a control group may use, and the file with its throttled time."""
 
     cores: float
     file: Path

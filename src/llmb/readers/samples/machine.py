@@ -57,7 +57,7 @@ class CounterRule(Record):
     between_nodes: bool = False
     """True if the rule applies only to runs on several nodes."""
     why: str | None = None
-    """The reason why a smaller rise is harmless."""
+    """The reason for the least rise, or for counting any."""
 
     def counts(self, rise: int, seconds: float, of: int) -> bool:
         """Return whether a rise within ``seconds`` is large enough; ``of`` is the rise of the counter ``pct_of``."""
@@ -98,7 +98,7 @@ class MachineRules(Record):
 
 
 class MachineEvent(Record):
-    """A counter that rose on a node, or a message that the node's kernel logged once or several times."""
+    """A counter that rose on a node, or the messages of one kind and state that the node's kernel logged."""
 
     node: str
     kind: str
@@ -113,7 +113,7 @@ class MachineEvent(Record):
 
 
 class Unread(Record):
-    """Sources that could not be read on some nodes, for the same reason."""
+    """A source that could not be read on some nodes, for the same reason; ``nodes`` is empty if they are unknown."""
 
     what: str
     reason: str

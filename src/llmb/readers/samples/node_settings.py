@@ -32,7 +32,7 @@ class NodeSettings(Record):
 
     values: dict[str, str]
     missing: dict[str, str]
-    """The reasons why settings could not be read, by the prefix of their keys."""
+    """The reasons why settings could not be read, by the name of their ``SettingsGroup``."""
 
 
 class NodesSettings(Record):
@@ -40,11 +40,11 @@ class NodesSettings(Record):
 
     nodes: tuple[str, ...]
     usual: dict[str, str]
-    """The most frequent value, by key; without the keys that most nodes lack."""
+    """The most frequent value, by key; without keys that are missing on more nodes than have any one value."""
     unlike: dict[str, dict[str, str | None]] = Field(default_factory=dict)
     """The values that differ from the usual ones, by node and key; None if the node has no value."""
     missing: dict[str, str]
-    """The reasons why settings could not be read on some node, by the prefix of their keys."""
+    """The reasons why settings could not be read on some node, by the name of their ``SettingsGroup``."""
     unread: dict[str, str] = Field(default_factory=dict)
     """The reason why a node has no settings at all, by node; such nodes are not in ``nodes``."""
 
@@ -133,7 +133,7 @@ DRIVER_OPTIONS = (
 LOADED = {"nvidia_peermem": "peermem", "gdrdrv": "gdrcopy"}
 """Modules whose absence is meaningful."""
 VERSIONED = ("mlx5_core", "ib_core", "efa", "nvidia_fs", "lustre", "bnxt_re", "irdma")
-"""Modules built separately from the kernel, with their own versions."""
+"""Modules that may be built separately from the kernel, and then have their own versions."""
 FABRIC_VARIABLES = ("NCCL_", "UCX_", "FI_", "NVSHMEM_")
 OF_ONE_RUN = re.compile(r"_(?:FILE|DIR|PATH|HOME|ID|HOSTID)$|^NCCL_DEBUG|^NCCL_COMM_ID$|_LOG_LEVEL$")
 """Variables that name files and jobs, or control logging."""
@@ -230,7 +230,7 @@ def _bios(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _driver(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Read the settings of NVIDIA's driver, and the versions of its GPUs' firmware."""
+    """Read the settings of NVIDIA's driver, and the versions of the GPUs' firmware."""
     version = files.text("/proc/driver/nvidia/version") or ""
     number = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", version)
     yield "software.driver", number and number[1]

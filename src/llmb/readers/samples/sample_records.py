@@ -60,10 +60,10 @@ class HostSample:
     run_cpu_s: float | None = None
     """The CPU time of the run's processes and their ancestors."""
     cpu_throttled_s: float | None = None
-    """The time for which the CPU limit of its control group stopped the run, summed over cores."""
+    """The time for which the CPU limit of the run's control group stopped it, summed over cores."""
     cpu_total_s: float | None = None
     load: float | None = None
-    """Mean number of runnable processes over the last minute."""
+    """The kernel's load average over the last minute."""
     memory_used_bytes: int | None = None
     worker_memory_bytes: int | None = None
     """Resident set of the node's first worker."""
@@ -108,9 +108,9 @@ class CounterReading:
     """Unix time by the node's clock."""
     counters: dict[str, int]
     read: tuple[str, ...]
-    """Areas whose counters were read completely."""
+    """Areas that could be read."""
     unread: dict[str, str]
-    """The reason why other areas could not be read; areas that the node lacks are omitted."""
+    """The reasons why other areas could not be read; areas that the node lacks are omitted."""
     kernel: tuple[str, ...] = ()
     """The kernel's messages since the previous reading that may concern the run."""
 
@@ -133,7 +133,7 @@ REASONS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-"""Bits of the reasons for lower clocks, with the names in NVML's documentation."""
+"""Bits of NVML's reasons for lower clocks, with their names."""
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ class NodeOtherWork(Record):
     throttled_cores: float | None
     """The number of cores by which ``cpu_limit_cores`` throttled the run."""
     load_before: float | None
-    """Mean number of runnable processes in the minute before the sampler's first sample."""
+    """The kernel's load average over the minute before the sampler's first sample."""
     runs: tuple[OtherRun, ...]
     gpu_processes: dict[str, tuple[int, ...]] | None
     """Other processes that compute on the run's GPUs, by the GPU's UUID."""

@@ -84,7 +84,7 @@ def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | Non
 
 
 def discard_settings(folder: Path) -> None:
-    """Remove the settings files: the record has their content, or they are from an earlier start on other nodes."""
+    """Remove the settings files: the record has their content, or they are from an earlier attempt."""
     for file in folder.glob(f"*{FILE_ENDING}"):
         with suppress(OSError):
             file.unlink()
@@ -224,7 +224,7 @@ class SampledWork:
     tokens: int
     device: Literal["cpu", "cuda"]
     nodes: tuple[str, ...] = ()
-    """All nodes of the run; empty if they are unknown."""
+    """The nodes that must have samples for sums to be complete; empty if they are unknown."""
     gpus: Mapping[str, Collection[str]] | None = None
     """The ids of the training GPUs by node; None for all sampled GPUs."""
 
@@ -347,7 +347,7 @@ def _energy(
 def _reasons(
     values: Mapping[str, Any], nodes: Sequence[_Node], silent: Sequence[str], device: Literal["cpu", "cuda"]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each value that is None, as ``name``, ``hosts.name`` or ``gpus.name``, with the reason."""
+    """Yield the name of each value that is None, as ``name``, ``hosts.name`` or ``gpus.name``, with the reason."""
     missing = [node.sampled.start.missing for node in nodes]
     unread = next((each["gpus"] for each in missing if "gpus" in each), None)
     no_gpus = unread or NOT_REPORTED
@@ -419,7 +419,7 @@ def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
 
 
 def points(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> list[Point]:
-    """Return the values of samples that are not None, each with the time of its sample."""
+    """Return the samples' values that are not None, each with the time of its sample."""
     return [(sample.time_s, number) for sample in samples if (number := value(sample)) is not None]
 
 

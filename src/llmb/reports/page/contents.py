@@ -49,7 +49,7 @@ SYMBOLS: Mapping[VerdictName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One recipe: its repeated runs, their verdict, and plots and tables of the run ``shown``."""
+    """One recipe: its repeated runs, a verdict, and plots and tables of the run ``shown``."""
 
     anchor: str
     title: str
@@ -94,14 +94,14 @@ HEAD: tuple[Column[Section], ...] = (
     Column("tokens/s per GPU", lambda section: section.at_pace(section.shown.tokens_per_s_per_gpu), number),
     Column("MFU %", lambda section: section.at_pace(one_mfu(section.shown)[0]), number),
 )
-"""The columns of the first table of a page, in every format."""
+"""The columns of the table of verdicts, in every format."""
 WIDEST = 3.0
 """The part of an interval farther from 0 than this many times the largest change or tolerance is not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of a page, in order."""
+    """The contents of a page."""
 
     title: str
     selected: str
@@ -114,7 +114,7 @@ class Contents:
     """Runs that were not used, by reason."""
     conventions: Table | None
     overview: tuple[Figure, ...]
-    """Plots of several recipes."""
+    """Plots that compare several sections."""
     acceptance: Table | None = None
     """The acceptance that the runs belong to, if any."""
 
@@ -325,7 +325,7 @@ def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:
-    """Return the command that repeats a run; None unless llmb's engine made it from a recipe of the catalogue."""
+    """Return the command that repeats a run; None for another program, or a recipe that the catalogue does not have."""
     if record.program != ENGINE or not isinstance(record.plan, EnginePlan):
         return None
     try:

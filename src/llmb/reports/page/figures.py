@@ -89,7 +89,7 @@ class Beside:
 
 
 def figures_beside(run: AnalyzedRun) -> list[Beside]:
-    """Return the published and the predicted values of the run's recipe."""
+    """Return the published and the predicted values of the run's recipe, if known."""
     found = []
     if run.recipe and (expected := run.recipe.figure):
         tokens = None if expected.tokens_per_s is None else expected.tokens_per_s / run.recipe.layout.gpus
@@ -324,7 +324,7 @@ def _ranks_table(run: str, ranks: Sequence[tuple[int, float, float, float, float
 
 
 FEWEST = 2
-"""The minimum number of scales to plot; a sentence is enough for one."""
+"""The minimum number of scales to plot."""
 
 
 def scaling_figures(runs: Sequence[AnalyzedRun]) -> Iterator[Figure]:

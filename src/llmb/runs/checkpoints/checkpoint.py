@@ -115,7 +115,7 @@ class CheckpointRecord(Record):
     lora: Lora | None = None
     """The adapters that the checkpoint contains instead of all weights; None if it contains all weights."""
     base: WeightsOrigin | None = None
-    """The frozen weights of ``lora``."""
+    """The frozen weights of ``lora``; None without adapters."""
     origin: Origin | None = None
     """Origin of the weights and data of the run that saved the checkpoint; None if imported, or if not recorded."""
     files: dict[str, int]
@@ -157,7 +157,7 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
 
 
 def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
-    """Return the error for files of the checkpoint at ``path`` whose content has changed since they were saved."""
+    """Return the error for files of the checkpoint at ``path`` that are unreadable or have changed since the save."""
     return UsageError(f"the checkpoint is damaged:{itemized(damaged)}", where=str(path), do="use another checkpoint")
 
 

@@ -34,8 +34,8 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
     """Yield a folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
 
     Files from a killed attempt at the same target are removed first. If ``is_worth_keeping`` returns true for the
-    folder, nothing is removed. Raise UsageError if ``target`` exists, is being written or is behind another user's
-    link, EnvironmentProblem if writing fails.
+    folder, nothing is removed. Raise UsageError if ``target`` is not new or empty, is being written or is behind
+    another user's link, EnvironmentProblem if writing fails.
     """
     check_links(target.parent)
     check_free(target)

@@ -5,7 +5,7 @@ A packed dataset has documents of tokens, combined into packs of at most ``seq_l
 ``dataset.json``, written last, and arrays that training maps into memory:
 
 - ``tokens.npy``: uint32 [tokens], all documents in sequence; the documents of a pack are adjacent.
-- ``answers.npy``: bool [tokens], True for the tokens that the loss counts.
+- ``answers.npy``: bool [tokens], True for the tokens of answers, which the loss counts as labels.
 - ``documents.npy``: int64 [documents + 1], the first token of each document, and the end of the last.
 - ``packs.npy``: int64 [packs + 1], the first document of each pack, and the end of the last.
 
@@ -30,7 +30,7 @@ PREPARED = "checkpoint_and_dataset"
 
 @dataclass(frozen=True, slots=True)
 class PreparedFolders:
-    """The prepared files of one workload, all below ``path``; none of them need exist."""
+    """The paths of one workload's prepared files, all below ``path``; none of the files need exist."""
 
     path: Path
 
