@@ -90,6 +90,7 @@ def machine(run: AnalyzedRun) -> MachineReport:
         ({}, "mce: [Hardware Error]: MachineReport check events logged", "machine_check", "doubtful"),
         ({}, "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "host_memory", "faulty"),
         ({}, "mlx5_core 0000:18:00.0 ens3np0: Link down", "link_flap", "doubtful"),
+        ({}, "bond0: lost carrier", "link_flap", "doubtful"),
         ({}, "Out of memory: Killed process 4711 (python3) total-vm:99kB", "oom", "doubtful"),
         ({}, "INFO: task kworker/3:1:99 blocked for more than 120 seconds.", "hung", "doubtful"),
         ({}, "nvme nvme0: controller is down; will reset: CSTS=0x3", "storage", "doubtful"),

@@ -31,7 +31,7 @@ OF_MEMORY = ("oom_kill", "pgmajfault", "pswpin", "pswpout")
 OF_TCP = ("RetransSegs", "OutSegs", "InErrs")
 KERNEL = "kernel_log"
 WORTH_KEEPING = re.compile(
-    r"NVRM|nvidia|AER:|PCIe|Hardware Error|mce:|EDAC|link|oom|Out of memory|blocked for more|lockup|stall"
+    r"NVRM|nvidia|AER:|PCIe|Hardware Error|mce:|EDAC|link|carrier|oom|Out of memory|blocked for more|lockup|stall"
     r"|I/O error|not responding|Lustre|controller is down|thermal|throttl",
     re.IGNORECASE,
 )
