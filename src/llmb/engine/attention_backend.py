@@ -2,8 +2,8 @@
 """Chooses the attention backend of a run: tries the device's backends with the model's own attention and shapes.
 
 Every rank tries them with its own layers and its own part of the sequences, which differ with pipeline and context
-parallelism. If they are timed (see ``try_backends``), all ranks use the fastest one on the first rank. Times depend
-only on shapes, so inputs are random. Fused backends are compared with exact attention first: some are wrong.
+parallelism. If they are timed (see ``try_backends``), all ranks use the fastest one on the first rank. Times do not
+depend on values, so inputs are random. Fused backends are compared with exact attention first: some are wrong.
 """
 
 import math
@@ -62,7 +62,7 @@ RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of val
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
 """The largest tolerated distance from exact results, relative to their norm; rounding to bf16 causes about 0.003."""
 MOST_SCORES = 2**26
-"""Maximum number of scores to compute at a time, unless one query per head has more: 256 MiB in fp32."""
+"""Maximum number of scores to compute at a time, 256 MiB in fp32; but at least one query of every head is computed."""
 WARM_UPS, TIMED = 3, 10
 FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 """The errors that torch raises for inputs that a backend does not support, or if a backend is missing."""
@@ -82,8 +82,8 @@ class BackendTrial(NamedTuple):
 def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
     """Compute all attention in this context with ``backend``, or raise one of ``FAILURES``.
 
-    torch caches compiled code on disk without regard to the attention backend: without the tag, a block that was
-    compiled for another backend would be used.
+    torch caches compiled code on disk without regard to the attention backend: without ``cache_key_tag``, a block that
+    was compiled for another backend would be used.
     """
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
     with (
@@ -151,7 +151,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Compare a layer of each kind with exact attention, except for ``math``; if ``timed``, estimate the total time."""
+    """Compare a layer of each reach with exact attention, except for ``math``; if ``timed``, estimate their time."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()
@@ -181,7 +181,7 @@ Measure = Callable[[bool], BackendTrial]
 def try_kernel(
     backend: AttentionBackend, measure: Measure, ranks: Ranks | None, *, grouped: bool, timed: bool
 ) -> list[Trial]:
-    """Try ``backend``; if ``grouped``, also with repeated heads if ``timed``, or instead of a trial that failed."""
+    """Try ``backend``. If ``grouped``, add a trial with repeated heads if ``timed``, or replace a failure with it."""
     trial = try_heads(backend, measure, ranks, repeats_heads=False)
     if not grouped or (trial.problem is None and not timed):
         return [trial]
@@ -231,7 +231,7 @@ def groups_heads_of_documents() -> bool:
 
 
 def first_documents(plan: EnginePlan) -> Tensor | None:
-    """Return where each token's document starts in the first micro-batch, [MBS, seq]; None if it is not packed."""
+    """Return the ``starts`` of the first ``MicroBatch``, [MBS, seq]; None if it is not packed."""
     return build_data(plan).micro_batch(range(plan.recipe.layout.mbs)).starts
 
 

@@ -26,7 +26,7 @@ class Memory:
 
 
 class Moment:
-    """The moment when all work queued on a GPU so far is done; on a CPU, the moment of creation."""
+    """The moment when all work queued so far on a GPU's current stream is done; on a CPU, the moment of creation."""
 
     def __init__(self, device: torch.device) -> None:
         self.time_s = time.perf_counter()

@@ -84,7 +84,7 @@ def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
 
 
 def cudnn_text(version: int | None) -> str | None:
-    """Format cuDNN's version number as in its release notes, such as 9.10.2; its encoding changed with version 9."""
+    """Format cuDNN's version number, if any, as in its release notes, such as 9.10.2. Its encoding varies."""
     if version is None:
         return None
     major, rest = divmod(version, 10_000 if version >= 90_000 else 1000)
@@ -103,7 +103,7 @@ def node_gpus(node: str) -> NodeGpus:
 
 
 def _gpus_of_run(ranks: Ranks) -> NodeGpus:
-    """Return the driver and the GPUs of all ranks, described by the first rank of each node. A collective on GPUs."""
+    """Return the driver and the GPUs that ``of_run`` selects from those of each node. A collective on GPUs."""
     if ranks.device.type != "cuda":
         return NodeGpus(None, ())
     own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())

@@ -3,7 +3,7 @@
 
 Some assemblers miscompile correct kernels (for an example see ``elementwise.cast_activation_gradient``). Which ones
 depends on the GPU, the shapes and the assembler's version, so tests on other machines cannot exclude it. Span attention
-is checked by ``attention_backend``, which skips it if it is wrong; for the kernels here a run has no alternative.
+is checked by ``attention_backend``, which skips backends that are wrong; for the kernels here there is no alternative.
 """
 
 import math

@@ -60,7 +60,7 @@ def run_workers(
     Workers end when this process ends, even if it is killed. If workers report a stall, this function ends those that
     do not end themselves.
 
-    Raises Interrupted on a signal, after ending all workers; EnvironmentProblem if the log cannot be written.
+    Raises Interrupted on a signal, after ending all workers; EnvironmentProblem if the log cannot be created.
     """
     with writing(folder.log):
         log = folder.log.open("wb")

@@ -21,7 +21,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
 
 NONE = "none"
-"""The answer that sets nothing, such as no container; questions without an answer are open."""
+"""The answer that sets nothing, such as no container, as opposed to no answer yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Question:
     several: ClassVar[bool] = False
     """True if several answers are possible, separated by commas."""
     interactive: ClassVar[bool] = True
-    """True if the question is asked on a terminal; otherwise, the assumed value is used."""
+    """True if a missing answer is asked for on a terminal; otherwise, the assumed value is used."""
 
     def applies(self) -> bool:
         return True
@@ -77,7 +77,7 @@ class Partition:
     is_default: bool = False
     nodes: int = 0
     gpus_per_node: int | None = None
-    """The number of GPUs that most of the partition's nodes have; None if the scheduler manages none there."""
+    """The most common number of GPUs on its nodes; None for nodes without GPUs that the scheduler manages."""
     gres_type: str | None = None
     architecture: str | None = None
     """The kernel's name for the architecture: x86_64 or aarch64."""
@@ -136,7 +136,7 @@ class JobState(Record):
     state: str = UNKNOWN
     """The state in the scheduler's own terms."""
     phase: Phase = "unknown"
-    """The state in general terms: ``unknown`` if the scheduler does not know the job, or no longer does;
+    """The state in general terms: ``unknown`` if the scheduler does not, or no longer, know the job or how it ended;
     ``unrecognized`` if it reports a state that llmb does not know, so that the job is queried again."""
     meaning: str | None = None
     """An explanation of the state, such as why the job is waiting or how it ended."""
@@ -283,7 +283,7 @@ class Submission:
 
 
 class Queue(ABC):
-    """Accepts jobs and reports their states: the methods that every scheduler implements.
+    """Accepts jobs and reports their states; every scheduler implements the abstract methods.
 
     Methods raise InfrastructureError if the scheduler does not respond, EnvironmentProblem if it is not installed here.
     """
@@ -339,7 +339,7 @@ class Cluster:
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         """Return the settings' defaults for a job with ``options`` that requests ``gpu_type``, if any.
 
-        Raises UsageError if the partition lacks this GPU type, or if it has several and none is requested.
+        Raises UsageError if a partition has another GPU type, or if partitions have several and none is requested.
         """
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 

@@ -21,7 +21,7 @@ JOIN = "llmb.engine.join"
 """The program with which ranks other than 0 receive the run folder's path and train, bound if rank 0 is."""
 STORE_ID = "LLMB_STORE_ID"
 RANK_VARIABLES = "LLMB_RANK_VARIABLES"
-"""Variable with the names of the variables that rank 0 takes from the plan and sends to the other ranks."""
+"""Variable with the names of the variables that rank 0 sends to the other ranks."""
 RUN_ID, RESTART, AGENT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"
 
 

@@ -79,7 +79,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages`` except adapters, converting them to their dtypes; return the time that it took.
+    """Read all parameters of ``stages`` except adapters, each converted to its dtype; return the time that it took.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
     missing or cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read.
@@ -97,7 +97,7 @@ BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, Attribut
 
 
 def torch_message(error: BaseException) -> str:
-    """Return the message of the first rank that failed, or of the error itself, on one line."""
+    """Return the message of the first rank that failed, or of the error itself, on one line; its type if empty."""
     if isinstance(error, CheckpointException) and error.failures:
         error = min(error.failures.items())[1][0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -134,7 +134,7 @@ def load_checkpoint(
 
     ``path`` is the folder above ``weights``. Without ``with_optimizer``, as for imported weights, the optimizer
     keeps its initial state. A collective: all ranks have to call it. Raise UsageError if a tensor is missing or
-    cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read or names another type than llmb's.
+    cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read or names a type that llmb never saves.
     """
     each = [
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})
@@ -148,7 +148,7 @@ def load_checkpoint(
 def load_state(
     path: Path, each: Sequence[Mapping[str, Tensor]], stages: Stages, ranks: Ranks
 ) -> tuple[dict[str, Tensor], CheckpointTime]:
-    """Read a checkpoint into the tensors of ``each``, then round masters to parameters; return tensors and times."""
+    """Read a checkpoint into the tensors of ``each``, and round fp32 masters to parameters; return tensors and time."""
     start, began = time.time(), time.perf_counter()
     reader = TensorReader(path / WEIGHTS)
     state = read_state(reader, each, part_places(stages))
@@ -190,7 +190,7 @@ class TensorReader(FileSystemReader):
 
     read_bytes = 0
     read_s = 0.0
-    """Bytes and seconds of this rank's reads, including the copies to the tensors."""
+    """Bytes and seconds of this rank's reads; the seconds include the copies to the tensors."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         began = time.perf_counter()

@@ -194,8 +194,8 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
     """Write the record of the checkpoint that all ranks wrote, delete what a killed save left, and rename the folder.
 
-    ``checksums`` has an entry per file in ``weights``. ``base`` is the origin of the weights that adapters adapt. All
-    files must be on disk. Raise OSError if writing or renaming fails, or if other ranks' files are not visible here.
+    ``checksums``: of the files that this save wrote in ``weights``. ``base``: the origin of the weights that adapters
+    adapt. All files must be on disk. Raise OSError if writing or renaming fails, or a file is not visible here.
     """
     partial = partial_path(path)
     sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
@@ -295,7 +295,7 @@ class Saver:
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
-        """Save if the plan saves after this step; raise EnvironmentProblem if a save has failed."""
+        """If the plan saves after this step, finish the last save, then save; raise errors as ``finish`` does."""
         if not self.busy:
             self.finish()
         if not self.plan.saves_after(number):
@@ -313,7 +313,7 @@ class Saver:
             self.pending = self.thread.submit(self._write, begun, writer, copy)
 
     def finish(self) -> None:
-        """Wait for the save in progress, if any, and log it; raise EnvironmentProblem if it fails."""
+        """Wait for the save in progress, if any, and log it; raise EnvironmentProblem or OSError if that fails."""
         if self.pending:
             pending, self.pending = self.pending, None
             self._report(pending.result())

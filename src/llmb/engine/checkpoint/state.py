@@ -182,8 +182,8 @@ RANDOM = "random."
 def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
     """Return this rank's shard of the state: trained weights, AdamW's moments and steps, FP8 scales, random states.
 
-    Weights, optimizer state and scales are the live tensors, so that reading into them restores them. If this rank
-    updates only a part of a parameter, they contain only the elements at its place in ``part_places``.
+    Weights, optimizer state and scales are the live tensors. If this rank updates only a part of a parameter, they
+    contain only the elements at its place in ``part_places``.
     """
     state = random_state(device)
     for stage, optimizer in zip(stages, optimizers, strict=True):

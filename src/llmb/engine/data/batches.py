@@ -32,7 +32,7 @@ class MicroBatch(NamedTuple):
 
     starts: the index at which the document of each token begins; None if each sequence is one document. taken: the
     number of tokens before the padding of each sequence; None means no padding. segments: the documents of this
-    rank's part of the sequences, for variable-length attention; None for attention with masks.
+    rank's part of the sequences, for variable-length attention; None for any other.
     """
 
     tokens: Tensor
@@ -43,7 +43,7 @@ class MicroBatch(NamedTuple):
 
 
 class TrainingData(Protocol):
-    """Samples by number. A sample depends only on its number and the seed, so every layout trains on the same data."""
+    """Samples by number. They depend on the seed, but not on the ranks, so every layout trains on the same data."""
 
     def longest_document(self) -> int:
         """Return the maximum number of tokens in a document or the padding of any sample."""
@@ -120,8 +120,8 @@ STEPS_AHEAD = 1
 
 
 class Figures(NamedTuple):
-    """Sums over the samples of a step. tokens: without padding. sum_of_squares: of squared document lengths.
-    chunked_sum_of_squares: of squared lengths of attention chunks. Both are 0 if sequences are not packed."""
+    """Sums over a rank's samples of a step or micro-batch. tokens: without padding. sum_of_squares: of squared document
+    lengths. chunked_sum_of_squares: the same in attention chunks, if any. Both are 0 if sequences are not packed."""
 
     tokens: int
     counted_labels: int

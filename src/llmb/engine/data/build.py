@@ -169,7 +169,7 @@ class PackedData:
 
 
 def open_packed(dataset: TrainingDataset, vocab_size: int, seed: int) -> PackedData:
-    """Map the dataset's arrays into memory; raise OSError or ValueError if an array cannot be mapped."""
+    """Map the dataset's arrays into memory; raise the errors of ``map_arrays`` if an array cannot be mapped."""
     record = dataset.packed
     arrays = map_arrays(Path(dataset.path))
     return PackedData(arrays, record.seq_len, vocab_size, record.tokenizer.eos_id, seed)

@@ -43,7 +43,7 @@ def add_documented_trace(folder: RunFolder, plan: Plan) -> None:
 
 
 def link_as_documented(folder: RunFolder, spec: JobSpec, record: RunRecord) -> None:
-    """Link the files of a started run under their documented names; only warn if a link cannot be created."""
+    """Link a started run's files below ``documented_root``, if it is set; only warn if a link cannot be created."""
     if spec.documented_root and record.attempts:
         # NeMo-Run's name: the suite's parser shows the part between the account and the number of the task.
         account, job_id = spec.flags.get("account") or NO_ACCOUNT, record.attempts[0].job.job_id
@@ -100,7 +100,7 @@ SAMPLES = ("training.jsonl", "validation.jsonl", "test.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class NemoItem:
-    """A checkpoint or a dataset in NeMo's format."""
+    """The state of a checkpoint or a dataset in NeMo's format."""
 
     name: str
     path: Path
@@ -110,7 +110,7 @@ class NemoItem:
 
 
 def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:
-    """Check the checkpoint ``model``, and ``dataset`` packed to ``seq_len`` tokens with the model's tokenizer."""
+    """Return the states of checkpoint ``model`` and ``dataset``, packed to ``seq_len`` with the model's tokenizer."""
     return _checkpoint(folders, model), _dataset(folders, model, dataset, seq_len)
 
 

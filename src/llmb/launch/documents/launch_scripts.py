@@ -39,7 +39,7 @@ class SourceLine(Record):
 
 
 class Need(Record):
-    """A file or folder that must exist before the script runs, as a path template, and the command that creates it."""
+    """A file or folder that must exist before the script runs, as a path template, and how to create it."""
 
     path: str
     by: str
@@ -79,7 +79,7 @@ class LaunchScript(Record):
     image: str
     image_file: str
     commits: dict[str, str]
-    """Commits by repository in the release's environment."""
+    """Commits of the repositories in the release's environment, by name."""
     installs: tuple[str, ...] = ()
     """Commands, run in the clone of NeMo, that fill the environment; {NAME} is the commit of the repository NAME."""
     queued_by: Literal["script", "scheduler"]
@@ -100,7 +100,7 @@ class LaunchScript(Record):
     removed: tuple[str, ...] = ()
     """Variables that llmb removes from the script's environment."""
     always: tuple[str, ...]
-    """Variables that llmb sets for every launch."""
+    """Variables that are set for every launch, as in the document's launch line."""
     fixed: tuple[Fixed, ...] = ()
     gpus_per_node: int | None = None
     """The number of GPUs per node if the script hard-codes it; None if a variable sets it."""
@@ -143,7 +143,7 @@ def scripts_of(release: str) -> tuple[LaunchScript, ...]:
 
 
 def find_launch_script(workload: str, size: str, release: str | None) -> LaunchScript | None:
-    """Find the launch script of a recipe in a release; return None if the release does not have the recipe."""
+    """Find the launch script of a recipe in a release; return None if llmb does not know one."""
     matching = (item for item in launch_scripts() if item.workload == workload and size in item.sizes)
     return next((item for item in matching if item.release == release), None)
 
@@ -223,7 +223,7 @@ def changed_files(checkout: Path, script: LaunchScript) -> list[str]:
 
 
 def unmet_needs(script: LaunchScript, values: Mapping[str, str]) -> list[str]:
-    """Describe the missing files and folders that ``script`` needs, each with the command that creates it."""
+    """Describe the missing files and folders that ``script`` needs, and how to create each."""
     missing = [(need, path) for need in script.needs if not (path := Path(filled_path(need.path, values))).exists()]
     return [f"{path} does not exist: {filled_path(need.by, values)}" for need, path in missing]
 

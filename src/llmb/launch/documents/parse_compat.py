@@ -81,7 +81,7 @@ def _sum(values: Iterable[float]) -> float:
 
 _TASK = r"(?:pretrain|finetune|sft|lora)_"
 _BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?!out$))?")
-"""``log-`` and any account. Accounts and models may contain dots, so the task marks the start of the experiment."""
+"""Matches ``log-`` and any account. Accounts and models may contain dots, so the task marks the experiment's start."""
 _RULE = "=" * 80
 _ROW = "{:<90} {:>8} {:>13} {:>12} {:>19} {:>18}"
 _LINES = tuple("-" * width for width in (90, 8, 13, 12, 19, 18))

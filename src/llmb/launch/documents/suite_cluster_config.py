@@ -134,7 +134,7 @@ class Translation:
 
     data: Data = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list)
-    """Names of variables that were omitted because they contain secrets."""
+    """Names of settings that were omitted because they contain secrets."""
     notes: list[str] = field(default_factory=list)
 
 

@@ -55,7 +55,7 @@ class VariableUse(Record):
     passed: bool = False
     """True if the variable is passed to the job in its environment."""
     accepts: tuple[str, ...] = ()
-    """The only supported values."""
+    """The only supported values, if nothing else is done with the variable."""
     because: str | None = None
     ignored: str | None = None
     refused: str | None = None
@@ -163,8 +163,8 @@ def read_variables(
 ) -> Reading:
     """Return the options that ``environ`` sets for a launch of ``workload``. Empty variables count as unset.
 
-    ``options`` are all options that variables may set. Variables for options in ``explicit``, set on the command line,
-    are ignored. Raises UsageError with each that does not apply, is unsupported or invalid, or contradicts another.
+    ``options`` are all options that variables may set. Variables that set options in ``explicit``, those on the command
+    line, are ignored. Raises UsageError with all that do not apply, are unsupported or invalid, or contradict another.
     """
     reading, problems = _Readings(options), list[str]()
     for variable in variables:
@@ -349,7 +349,7 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release that has the variable; None if there is none, it is the default or a release is set."""
+    """Return the newest release with a variable for the nodes or GPUs; None if none has one, or no change is needed."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

@@ -30,7 +30,7 @@ def text_problems(text: str) -> Iterator[str]:
 
 
 class ContainerSettings(Record):
-    """The container in which workers run."""
+    """The container in which workers run, if any."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: str | None = None
@@ -71,8 +71,8 @@ class Binding(Record):
     cpu: CpuBinding = "none"
     """Cores of each worker: ``cores`` for an equal part of the available cores, or a number of cores."""
     numa: NumaBinding = "auto"
-    """``local`` restricts each worker to the cores and the memory of its GPU's NUMA node. ``auto`` does so only for
-    several GPUs with NUMA nodes that the system reports, if ``cpu`` is ``none``; other memory remains usable."""
+    """``local`` restricts each worker to the cores and memory of one NUMA node, its GPU's if known. ``auto`` does so if
+    ``cpu`` is ``none``, for several GPUs with NUMA nodes that the system reports; other memory remains usable."""
 
     def arguments(self, *, gpus: bool, workers: int) -> tuple[str, str] | None:
         """Return the arguments of ``llmb.launch.bind`` on a node with this number of workers; None for no binding."""
@@ -117,7 +117,7 @@ class JobOptions:
 
 
 class FrameworkChoices(Record):
-    """The options that select the framework of a job, its image and its arguments."""
+    """The options of a job's framework: which one, the suite's checkout, the image, mounts and arguments."""
 
     framework: Annotated[
         FrameworkName | None,

@@ -129,7 +129,7 @@ class Placeholder(Record):
     slot: Literal["run_folder", "python"]
     """The value: the run folder, or the interpreter with llmb and torch."""
     before: str = ""
-    """Text before the value, without characters that a shell interprets."""
+    """Text before the value; like ``after``, it has no characters that a shell interprets."""
     after: str = ""
     """Text after the value."""
 
@@ -174,7 +174,7 @@ class JobSpec(Record):
     """The content of ``job_spec.json``.
 
     ``begin`` runs first; if it fails, the job ends. ``work`` runs in each process, with its output in ``log``.
-    ``finish`` runs last, with the exit code and a signal as arguments. A job with a ``launch`` has no such commands.
+    ``finish`` runs last, with the exit code and any signal as arguments. A job with a ``launch`` has no such commands.
     """
 
     schema_version: int = 1

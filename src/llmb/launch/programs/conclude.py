@@ -47,7 +47,7 @@ def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | N
 
 
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
-    """Return the record of an ended run with its result, without a verdict. Nothing is written.
+    """Return the record of an ended run with its result, without a verdict. It is not written.
 
     An exit code or a signal after completion does not make a run fail; a success has a note on that. Values from
     unreadable files are missing with a reason. Raises OSError if the steps cannot be read now but may be later.
@@ -102,7 +102,7 @@ def _left_beside(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
-    """Return the result from the program's files, and whether a run that failed (``after``) had completed before."""
+    """Return the result from the program's files, and whether all was done before ``after``, a failure at the end."""
     program = find_program(record.program)
     try:
         is_done = after is not None and program.progress(folder, record.plan).complete

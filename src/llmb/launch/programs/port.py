@@ -74,7 +74,7 @@ class End:
     exit_code: int
     cause: str | None = None
     cancelled: bool = False
-    """True if the user ended the processes."""
+    """True if the run was cancelled, such as by ``llmb jobs cancel`` or Ctrl-C."""
 
 
 class NewSteps(Protocol):
@@ -92,7 +92,7 @@ class Program(Protocol):
     """True if ``llmb run`` can start it without a scheduler; its plan is then an ``EnginePlan``."""
 
     def check_here(self) -> None:
-        """Raise EnvironmentProblem if the program cannot be started from this Python."""
+        """Raise EnvironmentProblem if the program needs more than torch, and this Python cannot start it."""
 
     def plan(
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site
@@ -114,7 +114,7 @@ class Program(Protocol):
         """Return an object that follows the steps of a run."""
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        """Read the result of an ended run from its files; raise OSError or BrokenRecord if they cannot be read."""
+        """Read the result of an ended run from its files. May raise OSError or BrokenRecord if one cannot be read."""
 
 
 PROGRAMS = {

@@ -81,7 +81,7 @@ class ClusterConfig(WorkloadSettings):
     prolog: tuple[str, ...] = ()
     """Shell commands that every node runs before the workers, outside of the container."""
     vboost: Vboost | None = None
-    """The boost to set on every node while the workers train."""
+    """The boost of the nodes while the workers train, for jobs on whole nodes."""
     binding: Binding = Field(default_factory=Binding)
     container: ContainerSettings = Field(default_factory=ContainerSettings)
     install: InstallSettings = Field(default_factory=InstallSettings)

@@ -69,8 +69,8 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
 def migrate(file: SettingsFile) -> Path:
     """Convert a file of the reference suite to llmb's format, and return the path of a copy of the original.
 
-    The file is complete at any time. Raises UsageError if another file is at the path of the copy, EnvironmentProblem
-    if writing fails."""
+    The file is complete at any time. Raises UsageError if there is a copy with other content, EnvironmentProblem if
+    writing fails."""
     backup = file.path.with_name(file.path.name + BACKUP_ENDING)
     with writing(file.path):
         if backup.exists() and backup.read_bytes() != file.path.read_bytes():

@@ -29,7 +29,7 @@ class Site:
     fabric: Fabric | None = None
     shell: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """Notes on the settings for the user."""
+    """Notes for the user on the settings."""
 
 
 SUITE_FOLDER = "llmb_repo"

@@ -158,7 +158,7 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
 
 
 def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """Return this user's jobs in accounting since ``since_s``; [] if sacct fails. Raise the errors of ``call``."""
+    """Return this user's accounted jobs since a minute before ``since_s``; [] if sacct fails. Raise as ``call``."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # Slurm expects local time
     output, accounts = _accounts(["-S", since], time_out_s)
     return list(accounts.values()) if output.code == 0 else []

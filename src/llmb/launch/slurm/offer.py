@@ -190,7 +190,7 @@ def _groups(text: str) -> list[tuple[str, int, str, str]]:
 
 
 def partitions(groups: Iterable[tuple[str, int, str, str]], architectures: Mapping[str, str]) -> tuple[Partition, ...]:
-    """Return partitions with the GPUs and the architecture that most of their nodes have. Pure."""
+    """Return partitions with the most common GPUs of their nodes, and the most common architecture. Pure."""
     by_name: dict[str, list[tuple[int, str, str]]] = {}
     for name, count, gres, nodes in groups:
         by_name.setdefault(name, []).append((count, gres, nodes))

@@ -39,7 +39,7 @@ _option = partial(Option, panel="Slurm")
 
 
 class SlurmChoices(Record):
-    """The Slurm options of every command that queues jobs; if None, variables of the shell apply, then settings.
+    """The Slurm options of commands that queue jobs; if None, variables of the shell apply, then settings.
     Some of these variables would override the batch script, because sbatch reads them. Their values are therefore
     written into the script, and the variables are hidden from sbatch."""
 
@@ -190,7 +190,7 @@ FLAG_NAMES: Mapping[str, str] = {
 
 
 def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str) -> JobOptions:
-    """Return the job's options, which override variables of the shell; raise UsageError if an option is invalid."""
+    """Return the job's options, which override variables of the shell; raise UsageError if one of these is invalid."""
     if problems := list(limit_problems(chosen)):
         raise UsageError("\n".join(problems))
     return JobOptions(
@@ -241,7 +241,7 @@ def job_flags(job: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the flags that variables of the shell set, without checking their values."""
+    """Return the flags that variables of the shell set, except ``ADDITIONAL``; their values are not checked."""
     flags: dict[str, str | None] = {}
     if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
         flags.update(dict.fromkeys(GPU_FLAGS, NO_FLAG))

@@ -94,7 +94,7 @@ def requested_flags(flags: Flags) -> dict[str, str | None]:
 
 
 def flag_problems(flags: Flags) -> Iterator[str]:
-    """Yield the reasons why ``flags`` cannot be written into a batch script, or cannot be set by users."""
+    """Yield the reasons why ``flags`` are invalid, or cannot be written into a batch script or set by users."""
     yield from _conflicts(flags)
     for name, value in flags.items():
         if not NAME.fullmatch(name):
@@ -157,7 +157,7 @@ GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
 
 def partition_names(text: str | None) -> list[str]:
-    """Split a comma-separated list of partitions."""
+    """Split a comma-separated list of partitions; without a list, return one empty name."""
     return [name.strip() for name in (text or "").split(",")]
 
 
@@ -192,7 +192,7 @@ class SlurmSettings(Record):
     """The number of GPUs per node; None for the number in the catalogue for the GPU type."""
     gpu_request: GpuRequest = "gpus-per-node"
     gres_type: str | None = None
-    """The type in ``--gres=gpu:TYPE:N``; None omits it."""
+    """The GPU type in requests for GPUs, such as ``--gres=gpu:TYPE:N``; None omits it."""
     start: StartMode = "torchrun"
     retries: int = Field(default=0, ge=0)
     """The default maximum number of restarts after infrastructure failures."""

@@ -75,7 +75,7 @@ class AcceptedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The terms of an acceptance: the minutes after which runs are not repeated, the checks, and the acceptance set."""
+    """The user's choices for an acceptance. After ``minutes``, runs are not repeated."""
 
     minutes: float
     set_name: str | None = None
@@ -89,7 +89,7 @@ class Terms:
 
 
 class AcceptanceRequest(Record):
-    """The content of ``request.json``; ``before`` is the folder name of the earlier acceptance to compare with."""
+    """The content of ``request.json``; ``before``: the folder name of an earlier acceptance to compare with, if any."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -312,7 +312,7 @@ class RecipeRuns:
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train the recipe in rounds until its verdict is conclusive, time is up or a run fails; in jobs, one round."""
+        """Train in rounds until no more runs are needed or would help, time is up or one fails; in jobs, one round."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:

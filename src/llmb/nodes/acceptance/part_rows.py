@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the rows of an acceptance from the documents that its commands print."""
+"""Builds the rows of an acceptance from the documents that its commands print, or that its jobs save."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -99,7 +99,7 @@ def _speed(row: Document) -> float:
 
 
 def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
-    """Return the row for runs of a recipe, with the mean step time of each dtype."""
+    """Return the row for runs of a recipe, with the mean step time of each dtype, if the command reports it."""
     document = result.document or {}
     command = _command(result)
     if result.exit_code:
@@ -114,7 +114,7 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
-    """Return a row per recipe with its worst verdict, or one row if there is none; ``against`` names the reference."""
+    """Return a row per recipe with its worst verdict, or one row if none; doubtful regressions become inconclusive."""
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)

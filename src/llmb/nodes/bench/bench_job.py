@@ -154,8 +154,8 @@ def _run_script(command: Sequence[str], talk: IO[bytes], variables: Mapping[str,
 
 
 def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
-    """Return the nodes for a job with ``ranks`` processes per node, by default one per GPU. Raises UsageError if the
-    number of processes is unknown, and the errors of ``Cluster.defaults``."""
+    """Return the nodes for a job with ``ranks`` processes per node, by default the number of GPUs per node. Raises
+    UsageError if that is unknown, and the errors of ``Cluster.defaults``."""
     scheduler = scheduler_of(site)
     chosen = scheduler.defaults(site, options)
     on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
@@ -170,7 +170,7 @@ def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: Dev
 
 
 def finish_bench(folder: RunFolder, exit_code: int, signal: str) -> BenchEnd:
-    """Save the measurements of a job, and write and return its result, with any problem, even if workers failed."""
+    """Save the measurements of a job, and write and return its result, even if workers failed."""
     request = BenchRequest.model_validate_json((folder.path / REQUEST).read_text())
     subject = read_task(folder).subject
     if subject == "pairwise":

@@ -137,7 +137,7 @@ class ShippedVariable(NamedTuple):
     device: Device | None = None
     """The device for which the variable is set; None for both."""
     also: tuple[str, ...] = ()
-    """Other names of the setting; if the user sets one of them, this variable is not set."""
+    """Other names of the setting; if one of them is set, this variable is not."""
     enough_streams: int = 0
     """Ranks with at most this many CUDA streams do not need the variable."""
 
@@ -247,7 +247,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """Estimate the memory of the plan's ranks, or of the rank that runs alone; None if ``estimate_here`` is None."""
+    """Estimate the memory of the plan's ranks, or of the rank that runs alone; None if ``estimate_here`` gives None."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use

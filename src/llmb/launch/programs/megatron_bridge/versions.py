@@ -58,7 +58,7 @@ class BridgeVersion(Record):
     tag: str
     """The tag in the framework's repository at which its argument parser was read."""
     nemo: str
-    """The NeMo release whose images contain this version, in all patch versions."""
+    """The NeMo release whose images, in all of its patch releases, contain this version."""
     script: str | None = None
     tasks: dict[str, str] = Field(default_factory=dict)
     """This version's names of tasks, by their names in the first version."""
@@ -143,7 +143,7 @@ class Script:
     base: ScriptRecipe | None
     """The script's recipe, if the arguments depend on it; otherwise None."""
     own: bool
-    """True if the run has the layers and parallelism of ``base``, so that no arguments for them are needed."""
+    """True if the image's patch version is known, and the run has the layers and parallelism of ``base``."""
     variables: Mapping[str, str]
     """Environment variables that the framework's own launcher would set."""
 

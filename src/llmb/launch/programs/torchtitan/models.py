@@ -28,7 +28,7 @@ class TitanModel(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family of models: the fields of ``OtherParts`` that its models need and may have, and their routers.
+    """A family of models: the fields of ``OtherParts`` that they need and may have, and the routers that it supports.
 
     With ``in_bf16``, the parameters of layers are always in bf16, and layers are never compiled.
     """
