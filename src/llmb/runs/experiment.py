@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the name that equal runs share, from their recipe and their differences from it. Creates and checks the
-folders of runs."""
+"""Builds the name that equal runs share, from their recipe and their differences from it. Creates the folders
+of runs and of their checkpoints, and checks that a folder is writable."""
 
 import hashlib
 import os

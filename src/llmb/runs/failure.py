@@ -25,9 +25,8 @@ MOST_RANKS = 16
 
 
 def time_to_notice(limit_s: float) -> float:
-    """Return the seconds without progress after which ranks end the run, early enough to exit within ``limit_s``.
-
-    This is at least half of the limit, so that short pauses do not end the run.
+    """Return the seconds without progress after which ranks end the run: ``limit_s`` less the time that they need to
+    exit, but at least half of it, so that short pauses do not end the run.
     """
     return max(limit_s / 2, limit_s - ENDING_S)
 
@@ -81,9 +80,9 @@ class RankStatus:
 def find_stall(ranks: Sequence[RankStatus], limit_s: float, patience_s: float) -> str | None:
     """Describe the ranks that block the run, for the log; return None while it makes progress, or may do so.
 
-    A rank without a heartbeat for ``patience_s`` is not responding, unless it is exiting. The run is hung if no
-    responding rank has made progress within the limit of its phase or, once a rank has not responded for the limit,
-    within the limit itself.
+    A rank without a heartbeat for ``patience_s`` is not responding, unless it is exiting. The run is hung if some ranks
+    respond, but none of these has made progress within the limit of its phase or, once a rank has not responded for the
+    limit (of the start phase if it never responded), within the limit itself.
     """
     silent = [status for status in ranks if status.silent_s > patience_s and not _left(status)]
     awake = [status.beat for status in ranks if status.beat and status.silent_s <= patience_s]
@@ -106,7 +105,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
-    """Return the beats of ranks in no collective, or else of ranks that others wait for but that wait for no rank."""
+    """Return the beats of ranks not communicating, or else of ranks that others wait for but that wait for no rank."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -277,9 +276,9 @@ class _Failure(NamedTuple):
 
 def _find(log: str) -> _Failure | None:
     """Find the failure that caused the others, if any. After a stall, all further failures are consequences. A node
-    that was not ready ended the run before any worker could fail. Otherwise a rank killed by a signal comes first,
-    then a rank that failed by itself, a task that srun reports killed, a rank that ended silently, and a rank that lost
-    its connection. Which of them the launcher reports first is chance.
+    that was not ready ended the run before any worker could fail. Otherwise a rank killed by a signal except SIGTERM
+    comes first, then a rank that failed by itself, a task that srun reports killed, a rank that ended silently, and a
+    rank that lost its connection. Which of them the launcher reports first is chance.
     """
     stalled = _STALL_LINE.search(log)
     if stalled:

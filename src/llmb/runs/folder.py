@@ -76,9 +76,9 @@ class RunFolder:
     record = Inside("run.json")
     steps = Inside("metrics.jsonl")
     rank_times = Inside("rank_times.jsonl")
-    """Parts of each rank's time in each step; for the engine with several ranks."""
+    """Parts of each rank's time per step or group of steps; for the engine with several ranks."""
     expert_load = Inside("expert_load.json")
-    """Each expert's fraction of the tokens routed in its layer, over all steps; for a model with experts."""
+    """Each expert's fraction of the tokens routed in its layer, in the last attempt; for a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)
     """Traces of the PyTorch profiler, one per profiled rank."""
     nsys_profile = Inside(NSYS_FOLDER)
@@ -86,9 +86,9 @@ class RunFolder:
     nccl_trace = Inside(NCCL_FOLDER)
     """NCCL's own logs, one per process."""
     nccl_network = Inside(NETWORK_FOLDER)
-    """NCCL's lines about the network, one file per node; for the engine on several nodes."""
+    """NCCL's lines about the network, one file per node; for the engine on GPUs of several nodes, if not traced."""
     nccl_topology = Inside("nccl_topology.xml")
-    """The GPUs, NICs and links of the first node, as NCCL detected them; for the engine on GPUs."""
+    """The GPUs, NICs and links of the first node, as NCCL detected them; for the engine on GPUs by default."""
     breakdown = Inside("breakdown.json")
     """The breakdown of the time of a profiled step."""
     resources = Inside("resources")
@@ -108,7 +108,7 @@ class RunFolder:
     imported = Inside("imported.json")
     """The origin of a run that was imported from an archive."""
     launch_output = Inside("launch.out")
-    """Output of a program's script that queued the job; only for a run that is queued this way."""
+    """Output of the call that queued a program's own script; only for a run that is queued this way."""
     job_spec = Inside("job_spec.json")
     """All decisions about the job, made before its submission."""
     task = Inside("task.json")
@@ -142,7 +142,7 @@ class RunFolder:
         return self.resources / f"{node}.jsonl"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
-        """Return the folder of checkpoints: in this one, or in the plan's ``checkpoint_dir``, named as the parent."""
+        """Return the folder of checkpoints: in this one or, named like its parent, in the plan's ``checkpoint_dir``."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 
@@ -158,7 +158,7 @@ class InstallRoot:
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     """Return $LLMB_INSTALL or $STAGE_PATH, or the nearest folder at or above ``start`` with a cluster_config.yaml,
     or the user's default, or ~/.llmb, in this order. As in the reference scripts, an empty variable is unset. Raise
-    UsageError if the variables differ, if the defaults are unusable, or if another user owns the folder or file.
+    UsageError if the variables differ, if the defaults are unusable, or if another user owns the folder or file found.
     """
     texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     roots = {name: Path(text).expanduser().absolute() for name, text in texts.items()}
@@ -181,7 +181,7 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
 
 
 def user_config(environ: Mapping[str, str]) -> Path | None:
-    """Return the file of the user's own defaults, which need not exist; None if the user has no home folder."""
+    """Return the file of the user's own defaults, which need not exist; None without HOME and XDG_CONFIG_HOME."""
     folder = config_folder(environ)
     return folder / "config.yaml" if folder else None
 
@@ -302,7 +302,7 @@ def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> P
 
 
 def link_latest(install: Path, folder: RunFolder) -> None:
-    """Make ``latest`` in ``install`` a link to ``folder``, unless ``latest`` is not a link; ignore write errors."""
+    """Make ``latest`` in ``install`` a link to ``folder``, unless something else has that name; ignore write errors."""
     link = install / LATEST
     if os.path.lexists(link) and not link.is_symlink():
         return
@@ -316,7 +316,7 @@ def link_latest(install: Path, folder: RunFolder) -> None:
 
 
 class BrokenRecord(EnvironmentProblem, ValueError):
-    """A file that llmb stored does not contain valid data."""
+    """A file that llmb stored does not contain valid data, or is unreadable."""
 
 
 def read_stored(path: Path, shape: type[Shape]) -> Shape:
@@ -355,7 +355,7 @@ def why_unreadable(error: Exception) -> str:
 
 @cache
 def _adapter(shape: type[Any]) -> TypeAdapter[Any]:
-    """Return a type's adapter. Creating it takes ten times as long as reading a record with it."""
+    """Return a type's adapter, which takes long to create for a dataclass."""
     return TypeAdapter(shape)
 
 

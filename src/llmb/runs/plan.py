@@ -118,7 +118,7 @@ class Plan(Record):
     predicted: PredictedStep | None = None
     """None if there is no prediction, such as on a CPU."""
     documented_software: str | None = None
-    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``; None if the run differs from it."""
+    """The framework of the recipe's document, such as ``Megatron-Bridge 25.09``; None if the run uses another."""
     declared_origin: Origin | None = None
     """Origin that the other fields do not determine: of another program, or of inputs that are not prepared yet."""
 
@@ -159,7 +159,7 @@ class Plan(Record):
 
 
 def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
-    """Return the origin of ``weights``; without them, that recorded in ``start`` or unknown; without both, random."""
+    """Return the origin of ``weights``, else that in ``start`` (unknown if not recorded); random if both are None."""
     if weights:
         return WeightsOrigin(kind="checkpoint", **weights.model_dump())
     if start is None:
@@ -180,9 +180,9 @@ class ComputePath(Record):
     """The engine's code paths for a run, as saved in ``run.json``."""
 
     shards_parameters: bool
-    """Ranks shard parameters, gradients and optimizer state (FSDP); otherwise each holds all parameters."""
+    """Data-parallel ranks shard parameters, gradients and optimizer state (FSDP); else they replicate parameters."""
     exchanges_updates: bool
-    """Ranks that hold all parameters sum gradients and, with sharding ``optimizer``, exchange updated parameters."""
+    """Ranks that replicate parameters sum gradients and, with sharding ``optimizer``, exchange updated parameters."""
     keeps_gathered: bool
     """Parameters stay gathered for all micro-batches of a step, so that FP8 casts their weights once."""
     compiled: bool
@@ -193,7 +193,7 @@ class ComputePath(Record):
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
     """How gradients of micro-batches are summed: by the products themselves, in bf16; by autograd, in fp32; by FSDP."""
     overlaps_tp: bool
-    """Gathers and scatters of the sequence overlap with products in the backward pass."""
+    """Gathers and scatters of the sequence overlap with some products of the backward pass."""
     gathers_fp8_gradients: bool = False
     """Tensor parallelism gathers gradients after their cast to FP8, not before it."""
     overlaps_dispatch: bool = False
@@ -230,7 +230,7 @@ class EnginePlan(Plan):
     parallelism: Parallelism = Parallelism()
     stall_limit_s: Count = DEFAULT_STALL_LIMIT_S
     resource_interval_s: Positive | None = None
-    """Seconds between samples of the nodes' resources; None for no samples."""
+    """Seconds between the first samples of the nodes' resources; later intervals grow. None for no samples."""
 
     @property
     def syncs_each_pass(self) -> bool:
@@ -240,7 +240,7 @@ class EnginePlan(Plan):
     @property
     def fused_workspace_bytes(self) -> int:
         """Bytes of memory shared by tensor-parallel ranks: two bf16 outputs of a product for one rank's shard of a
-        sequence, which fused operators compute and send in turn; 0 without these operators."""
+        micro-batch, which fused operators compute and send in turn; 0 without these operators."""
         layout = self.recipe.layout
         shard = layout.mbs * layout.seq_len // layout.cp // layout.tp
         return 2 * 2 * shard * self.recipe.model.hidden_size if self.compute_path.fuses_tp else 0

@@ -303,7 +303,7 @@ def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | No
 
 
 class NotPrepared(UsageError):
-    """The run's weights or data are not prepared. ``plan`` applies after their preparation."""
+    """Weights, data or software that the run needs are not prepared. ``plan`` applies after their preparation."""
 
     def __init__(self, error: UsageError, plan: Plan) -> None:
         super().__init__(error.what, do=error.do)

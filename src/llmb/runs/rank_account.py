@@ -12,7 +12,7 @@ GIB = 2**30
 
 PROGRAM = "llmb.engine.account.one_rank"
 OWNERS = ("weights", "gradients", "optimizer", "activations", "other")
-"""Owners of memory. Weights are parameters in all precisions and copies."""
+"""Owners of memory; weights are the parameters in all precisions, and their copies."""
 
 
 class AccountJob(Record):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rank_times.jsonl``: parts of each rank's step times, and the rank that the others wait for.
 
-All ranks of a step end together, because each waits for the others in collectives. So only parts that a rank spends
-alone show which one is slow: its input, the copy to its GPU, and its forward passes. The file has one line per step, or
-per group of steps if a run has many steps or ranks.
+All ranks of a step end together, because each waits for the others in collectives. So the parts that a rank spends
+alone show best which one is slow: its input, the copy to its GPU, and its forward passes. The file has one line per
+step, or per group of steps if a run has many steps or ranks.
 """
 
 import json
@@ -91,7 +91,7 @@ class RankTimesFile:
 
 
 def read_rank_times(path: Path) -> list[RankTimes]:
-    """Return the rank times sorted by step, each from the last attempt that trained the step; empty if no file exists.
+    """Return the rank times in step order, if any; a line is dropped if a later attempt trained one of its steps again.
 
     Raise BrokenRecord as ``read_steps`` does, and if a line lacks values of a rank; OSError if the file is unreadable.
     """
@@ -179,7 +179,7 @@ SMALLEST_S = 1e-6
 
 
 def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None) -> Excess | Missing:
-    """Return the times by which ranks exceed the median rank of their pipeline stage in ``steps``, by default in all.
+    """Return the times of ``rank_excess`` for the lines that contain any of ``steps``, by default for all lines.
 
     Return Missing if times were not recorded, or cannot be read or compared.
     """

@@ -68,7 +68,7 @@ class BegunJob(Record):
 
 
 class Attempt(Record):
-    """One start of a run by a scheduler. The fields of its end are None until the next start, or if it is unknown."""
+    """One start of a run by a scheduler. The fields of its end are None until the next start; some may stay None."""
 
     number: int
     started_at: Time
@@ -87,11 +87,11 @@ class Process(Record):
     host: str
     pid: int
     started: str
-    """The start time, counted from the host's boot, and an identifier of that boot; empty if unknown."""
+    """The start time and, on Linux, an identifier of the boot that it is counted from; empty if unknown."""
 
 
 LOCAL = "local"
-"""The scheduler of runs started on this machine without a queue."""
+"""The scheduler of runs started on this machine without a queue, and of imported runs."""
 
 
 class SubmittedJob(Record):
@@ -103,7 +103,7 @@ class SubmittedJob(Record):
     cluster: str | None = None
     submitted_at: Time
     key: str = ""
-    """The key in the history of jobs; empty until the job is added there."""
+    """The key in the history of jobs; empty until ``record_handle`` writes the file."""
     campaign: str | None = None
     retries: int = 0
     """The number of times that the run may be submitted again."""
@@ -149,9 +149,9 @@ class RunRecord(ReasonedRecord):
     exit_code: int | None = None
     llmb_version: str = __version__
     llmb_commit: str | None = None
-    """Git commit of llmb; None if that is unknown."""
+    """Git commit of llmb; None until the run starts, or if it is unknown."""
     llmb_modified: bool | None = None
-    """True if llmb's source differed from ``llmb_commit``; None if that is unknown."""
+    """True if llmb's source differed from ``llmb_commit``; None until the run starts, or if it is unknown."""
     llmb_commit_reason: str | None = None
     """The reason why ``llmb_commit`` or ``llmb_modified`` is unknown."""
     image: str | None = None
@@ -169,7 +169,7 @@ class RunRecord(ReasonedRecord):
     job: BegunJob | None = None
     """The job in which the run last started; None until it starts."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """Environment variables that llmb set for the workers; empty for a queued run."""
+    """Environment variables that ``llmb run`` set for the workers; empty for a submitted run."""
     retries: int = 0
     """The number of times that a scheduler may restart the run; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
@@ -312,7 +312,7 @@ def read_job(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
-    """Read a run's job; None if there is none, or if it is unreadable, because only the campaign is then unknown."""
+    """Read a run's job; None if there is none, or if it is unreadable: the run's record does not depend on it."""
     try:
         return read_job(folder)
     except (OSError, BrokenRecord):
@@ -334,7 +334,7 @@ def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageEr
 
 
 def short_id(text: str) -> str:
-    """Return the short id for a ``run_id``, or for the name of another item."""
+    """Return the short id for a ``run_id``, or for the name or the path of an item without one."""
     digits = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:LENGTH]
     return digits.translate(_AS_LETTERS)
 
@@ -393,8 +393,8 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Return the plan with a window that an attempt from ``first_step`` on can train as a whole: a new window if the
-    attempt resumes before the end of the plan's window, which is kept if it is explicit.
+    """Return the plan for an attempt that starts at ``first_step``: with a new window if the attempt resumes at or
+    before the last step of the plan's window, and that is not explicit (A-B); otherwise unchanged.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan

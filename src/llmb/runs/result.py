@@ -22,7 +22,7 @@ from llmb.runs.trace_reports import NetworkUse, ProfileReport
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 NOT_SUCCESSFUL = Missing("the run was not successful")
-"""The reason why a run has no measurements."""
+"""The reason why an unsuccessful run has no measurements."""
 NOT_SAMPLED = Missing("the run was not sampled")
 NO_SAMPLES = Missing("the run folder has no samples")
 NO_EXPERTS = Missing("the model has no experts")
@@ -149,7 +149,7 @@ class Verdict(Record):
 
     verdict: VerdictName
     soft: bool
-    """True if the reference, or a condition that differs, allows only a rough statement."""
+    """True if the runs, the reference, or a condition that differs allow only a rough statement."""
     delta_pct: float | None = None
     """Difference of the step time from the reference, in percent; above 0 is slower. None if unknown."""
     ci95_pct: Interval | None = None
@@ -161,7 +161,7 @@ class Verdict(Record):
     reference: Reference | None = None
     conditions: tuple[Condition, ...] = ()
     more_runs: int | None = None
-    """The expected number of further runs to decide an inconclusive verdict; None if runs would not decide it."""
+    """The expected number of further runs that would settle an inconclusive verdict; None in all other cases."""
     reason: str | None = None
     """The reason why there is no clear verdict, or why runs allow only a soft verdict."""
     sentence: str = ""
@@ -228,7 +228,7 @@ class Result(ReasonedRecord):
     other_work: OtherWork | Missing = NOT_SUCCESSFUL
     """Other processes' work from before the window to after it; any item in ``disturbing`` makes a verdict soft."""
     untried: str | None = None
-    """The note that the run's version of torch was never tested; None if it was tested, or is unknown."""
+    """The note that the engine's version of torch was never tested; None if it was tested, or is unknown."""
     pretended: PretendedRank | None = None
     """None for a run of all ranks."""
     network: NetworkUse | Missing = Missing("the network was not recorded")

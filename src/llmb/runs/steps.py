@@ -35,7 +35,7 @@ class ExpertLoad:
     layers_max_over_mean: tuple[float, ...] = ()
     """``max_over_mean`` of each layer with experts; empty if it was not recorded."""
     layers_rank_max_over_mean: tuple[float, ...] = ()
-    """Rows that the fullest rank computes divided by the mean over ranks that exchange tokens, for each such layer,
+    """Rows that the fullest rank computes divided by the mean over ranks that exchange tokens, per layer with experts,
     over all micro-batches and groups of ranks. 1 if all ranks compute the same number."""
 
 
@@ -88,9 +88,9 @@ class Step:
     profiled: bool = False
     """True if a profiler or NCCL's log slowed the step down; statistics exclude it."""
     expert_load: ExpertLoad | None = None
-    """None for a model without experts."""
+    """None for a model without experts, or for a pretended rank."""
     fp8: Fp8Counts | None = None
-    """None for a run that does not use FP8."""
+    """None for a run that does not use FP8, or for a pretended rank."""
     sum_of_squares: int | None = None
     """Sum of the squared lengths of all documents; None if a sequence is one document."""
     chunked_sum_of_squares: int | None = None
@@ -129,7 +129,7 @@ def count_steps(steps: Sequence[Step]) -> Counters | None:
 
 
 def step_to_json(step: Step) -> str:
-    """Format a step as one line. JSON has no NaN or infinity: they become null, and ``not_finite`` has its text."""
+    """Format a step as one line. JSON has no NaN or infinity: they become null, and ``not_finite`` has their texts."""
     values: dict[str, Any] = asdict(step)
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     spoiled = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}

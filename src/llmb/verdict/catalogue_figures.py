@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds the catalogue's recipe, and the throughput and MFU computed with it, to logs without a record."""
+"""Adds what the user states, the layout of the catalogue's recipe, throughput and MFU to logs without a record."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -56,9 +56,9 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
 
 
 def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
-    """Return a log's configuration with the catalogue's names of workload and size, and with the number of GPUs.
+    """Return a log's configuration with the catalogue's names of workload and size, and the number of GPUs.
 
-    If the log does not report this number, each node is assumed to have the usual number of GPUs of its type.
+    If the log reports only the number of nodes, each node is assumed to have the usual number of GPUs of the GPU type.
     """
     gpu, nodes = catalogue.gpus.get(str(configuration.get("gpu_type"))), configuration.get("nodes")
     known = dict(configuration)

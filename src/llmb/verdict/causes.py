@@ -2,7 +2,7 @@
 """Causes of slowness: their rules, and functions that find them in the evidence of one run. Unknown values are None.
 Pure except for reading the rules.
 
-A finder returns the cause, None if the evidence excludes it, or Missing with the reason if the evidence shows neither.
+A finder returns the cause, None if the evidence excludes it or has no such fault, or else Missing with the reason.
 """
 
 import math
@@ -60,10 +60,10 @@ class CauseRule(Record):
     name: CauseName
     title: str
     confirm: str
-    """A command that confirms the cause; ``{run}`` is the run's folder or log, ``{command}`` runs the recipe."""
+    """A command that confirms the cause, with advice; ``{run}``: the run's folder or log, ``{command}``: repeats it."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
-    """True if a difference in these keys changes the step time."""
+    """True if a difference in a key that matches ``keys`` changes the step time."""
     first: bool = False
     """True if the cause is listed before others regardless of their cost, because it may have caused them."""
 
@@ -130,7 +130,7 @@ class Throttle:
     reason: str
     seconds: float | None
     share: float | None = None
-    """Fraction of the window's samples in which the GPU was throttled; None if clocks were not sampled."""
+    """Fraction of the window's samples in which ``reason`` lowered the clocks; None if clocks were not sampled."""
     clock_mhz: float | None = None
     """Mean clock of the samples."""
     max_clock_mhz: float | None = None
@@ -156,7 +156,7 @@ class Evidence:
     work: Work | None = None
     """None for a run with only a log."""
     ranks: Excess | Missing = NO_RANKS
-    """The times of ranks in the same steps; Missing also if they cannot be compared."""
+    """The times by which ranks exceed the median one in these steps; Missing also if they cannot be compared."""
     trace: StepBreakdown | None = None
     node_of: Mapping[int, str] = field(default_factory=dict)
     """The node of each rank."""

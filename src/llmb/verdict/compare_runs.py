@@ -66,7 +66,7 @@ class Row(Record):
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
-    """Number of additional runs on both sides that should settle the verdict; None if none are needed or would help."""
+    """Total number of additional runs that should settle the verdict; None if none are needed or would help."""
     tolerance_pct: float
     tolerance_source: str
     measure: Measure
@@ -86,7 +86,7 @@ class Unmatched(Record):
     recipe: str
     runs: tuple[str, ...]
     differs: tuple[Difference, ...]
-    """Differences from the most similar recipe of the other side; empty if no recipe there is similar."""
+    """Differences from the most similar unmatched recipe of the other side; empty if it has none of the same model."""
     reason: str | None
     """For ``side`` before: why the recipe's runs after are not measurements, if there are any; else None."""
 

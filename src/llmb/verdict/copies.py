@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts a run once if there are copies of it: folders that were copied, moved or unpacked again, and their logs.
 
-A run is identified by the id in its record, which was assigned at the start, and by its step times, which no two runs
-share to the last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and
+A run is identified by the id in its record, which its copies keep, and by its step times, which no two runs share to
+the last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and
 the verdicts on their recipe stay open: the slow run may be the changed one.
 """
 

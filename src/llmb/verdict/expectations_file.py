@@ -37,7 +37,6 @@ def _window(rule: str) -> str:
 
 
 def _texts(found: object) -> object:
-    """Convert the values of a mapping from YAML to text, like the conditions of runs."""
     return condition_values(found) if isinstance(found, dict) else found
 
 
@@ -177,7 +176,7 @@ def read_expectations(path: Path) -> Expectations:
 
 
 def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iterator[str]:
-    """Yield a message for each entry with a full recipe and a step time that no GPU of its type can reach.
+    """Yield a message for each entry with a full pretraining recipe and a step time that no GPU of its type can reach.
 
     The FLOPs with causal attention are the fewest that any program needs, unless weights are frozen.
     """

@@ -55,7 +55,7 @@ class Cause(Record):
     """False if the cost is between steps, so that it lengthens the run but not the step time."""
     evidence: tuple[str, ...]
     confirm: str
-    """The command that confirms the cause."""
+    """A command that confirms the cause, with advice."""
 
 
 class UnknownCause(Record):
@@ -65,7 +65,7 @@ class UnknownCause(Record):
     title: str
     reason: str
     confirm: str
-    """The command that shows or excludes the cause."""
+    """A command that shows or excludes the cause, with advice."""
 
 
 class Explanation(Record):
@@ -296,7 +296,6 @@ def _steps_of(run: AnalyzedRun) -> list[Step]:
 
 
 def _trace(folder: RunFolder) -> StepBreakdown | None:
-    """Return the breakdown of a traced step; None also if it is damaged, which 'llmb result' reports."""
     try:
         return read_breakdown(folder)
     except (OSError, BrokenRecord):
@@ -338,7 +337,7 @@ def node_of_ranks(environment: Environment) -> dict[int, str]:
 
 def _throttled(environment: Environment, result: Result | None) -> tuple[Throttle, ...] | None:
     """Return throttled GPUs, by the samples of the window or, if there are none, by the driver's counters before the
-    first step and after the last. Return None if there are no counters either.
+    first step and after the last, or by its reasons after the last. Return None if there are none of these.
     """
     gpus = (result.resources.gpus if result and result.resources else None) or ()
     sampled = [gpu for gpu in gpus if gpu.throttled is not None]

@@ -96,7 +96,6 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Jud
 
 
 def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
-    """Return the verdict. If it is missing, a run with a flaw is invalid, and any other run not comparable."""
     if not isinstance(found, Missing):
         return found
     flaw = flaw_of(run)

@@ -21,7 +21,7 @@ DATA = Path(__file__).with_name("compare_modes.yaml")
 
 
 class Mode(Record):
-    """A name, for ``--vary``, of several keys of a configuration that differ together."""
+    """A name, for ``--vary``, of keys of a configuration that may differ together."""
 
     name: str
     title: str
@@ -33,7 +33,7 @@ class Mode(Record):
 
 
 class ModesFile(Record):
-    """The content of ``compare_modes.yaml``, which documents the fields."""
+    """The content of ``compare_modes.yaml``; ``work_per_token`` has patterns of the keys that change a token's work."""
 
     work_per_token: tuple[str, ...]
     modes: tuple[Mode, ...]

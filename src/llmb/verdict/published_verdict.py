@@ -151,7 +151,7 @@ def documented_steps(recipe: Recipe, window: Window) -> str:
 
 
 def _interval(figure: Expectation, window: Window | None) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of a published mean; None without a deviation and several known steps."""
+    """Return the 95 % confidence interval of a published mean; None unless deviation and several steps are known."""
     if figure.step_time_std_s is None or window is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
@@ -225,7 +225,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
-    """Return the GPU's name in figures of ``gpu_type``: ``device`` if it is of this type; None for an unknown type."""
+    """Return the GPU's name in figures of ``gpu_type``: ``device`` if of this type, else the catalogue's, if any."""
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None

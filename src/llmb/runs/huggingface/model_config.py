@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the content of a model's ``config.json``, and finds how another ``config.json`` differs. Pure."""
+"""Builds the content of a model's ``config.json``, and finds how another ``config.json`` differs."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -165,8 +165,8 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     """Return each reading of the settings that affect weights, normalized; settings without a value are None.
-    There are two readings if it has rotary settings both where transformers 5 keeps them and where older versions do:
-    the version of transformers decides which counts."""
+    There are two readings if rotary settings are both where transformers 5 keeps them and where older versions do: the
+    version of transformers decides which counts."""
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}
     values = {**SILENT_EVERYWHERE, **form.silent, **renamed, **set_values}

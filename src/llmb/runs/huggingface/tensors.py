@@ -176,7 +176,7 @@ def hugging_face_shape(name: str, shape: Shape) -> Shape:
 
 
 def matrices_of_expert(name: str, form: WeightsFormat) -> tuple[str, ...]:
-    """Return the names of one expert's tensors in a stacked parameter; empty if the format also stacks experts."""
+    """Return the names of the tensors that each expert has in the format instead of one stacked parameter, if any."""
     return form.expert_matrices.get(name.rpartition(".")[2], ())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's answers to the installer's questions, from files and options."""
+"""The user's answers to the installer's questions, from options and the reference suite's variables."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping

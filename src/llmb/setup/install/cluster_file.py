@@ -212,9 +212,9 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 
 
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
-    """Write cluster_config.yaml, or add missing keys to the user's own; return a description of the change.
+    """Write cluster_config.yaml, or migrate the user's own and add missing keys; return a description of the change.
 
-    With ``keep``, a changed file is kept; else raise UsageError if it differs or is invalid, EnvironmentProblem if it
+    With ``keep``, the user's own is kept; else raise UsageError if it differs or is invalid, EnvironmentProblem if it
     is not writable."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):

@@ -98,8 +98,8 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image unless its file exists or, with ``force``, is the source. Raise UsageError for an invalid source
-    or runtime, EnvironmentProblem if the import is not possible or fails, UserInterrupt on a signal."""
+    """Import an image, unless its source is the file itself or, without ``force``, the file exists. Raise UsageError if
+    source or runtime is invalid, EnvironmentProblem if the import is impossible or fails, UserInterrupt on a signal."""
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records an installation's files before they are created, so that it can be resumed or undone however it ended."""
+"""Records the files of an installation before they are created, to resume or undo it however it ended."""
 
 import hashlib
 import os
@@ -185,7 +185,7 @@ def locked_journal(root: Path) -> Iterator[Journal]:
 def _begin(root: Path, answers: Answers) -> None:
     """Create the state and its missing folders; a rename makes them appear together.
 
-    Several processes may do so concurrently: they write the same content, and take the lock afterwards.
+    Several processes may do so concurrently, and take the lock afterwards.
     """
     if state_path(root).exists():
         return

@@ -184,8 +184,8 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
     """Remove unchanged items of the journal; with ``results`` also its workloads' runs, prepared data and the history.
 
-    The next call continues a killed removal. Raise UsageError if nothing was installed or if jobs are queued or
-    running, EnvironmentProblem if another installer is running or removal fails.
+    The next call continues a killed removal. Raise UsageError if nothing was installed, jobs are queued or running, or
+    a path leads outside of ``root``; EnvironmentProblem if another installer is running or removal fails.
     """
     with locked_journal(root) as journal:
         _check_no_live_jobs(root, say)

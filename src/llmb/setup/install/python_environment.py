@@ -67,7 +67,7 @@ class Surroundings:
     architecture: str = field(default_factory=platform.machine)
     python: str = sys.executable
     gpu_type: str | None = None
-    """GPU type of this machine; None if it has no GPU, or one that is not in the catalogue."""
+    """GPU type of this machine; None if it has no GPU that is in the catalogue."""
     gpus: int = 0
     driver: int | None = None
     """Major version of NVIDIA's driver here."""

@@ -183,7 +183,7 @@ class _Software:
         return str(image)
 
     def make(self, need: Need) -> str:
-        """Clone NeMo at its commit with the release's patch, or copy a file of the release; return a description."""
+        """Clone NeMo at its commit with the release's patch, if any, or copy a file of the release; return a text."""
         target = Path(filled_path(need.path, self.values()))
         if not target.is_relative_to(self.root):
             what = f"{target} is missing or differs from the release, and llmb does not change files there"
@@ -232,7 +232,7 @@ class _Software:
 
 
 def _fetch_commands(repository: str, commit: str, patch: Path | None, target: Path) -> Commands:
-    """Return commands that clone only one commit, because NeMo's history takes several gigabytes."""
+    """Return commands that clone only one commit, as NeMo's history takes several gigabytes, and apply ``patch``."""
     inside = ["git", "-C", str(target)]
     commands = [["git", "init", "--quiet", str(target)], [*inside, "fetch", "--depth", "1", repository, commit]]
     applied = [[*inside, "apply", str(patch)]] if patch else []

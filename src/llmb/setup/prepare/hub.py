@@ -162,7 +162,7 @@ class Hub:
 
 
 def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the library's are untyped)
-    """Return a class of invisible progress bars that end the downloading threads after a signal."""
+    """Return a class of invisible progress bars that call ``on_bytes``, and end the download after a signal."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
@@ -193,7 +193,7 @@ def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the library's exception types for a hub that denies access, fails or cannot be reached."""
+    """Return the types of the exceptions that failures of the hub, the network and the disk cause in the library."""
     from huggingface_hub.errors import HfHubHTTPError
 
     # Its base is the class of all errors of the HTTP library, which depends on the version.

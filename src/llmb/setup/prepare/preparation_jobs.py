@@ -37,7 +37,7 @@ _option = partial(Option, panel="Preparation", basic=True)
 
 
 class PrepareChoices(Record):
-    """The options of ``llmb prepare submit`` other than the scheduler's."""
+    """The options of ``llmb prepare submit`` besides the workload, the size and the scheduler's options."""
 
     skip_dataset: Annotated[bool, _option(help="Do not submit a job for the dataset.")] = False
     skip_checkpoint: Annotated[bool, _option(help="Do not submit a job for the checkpoint.")] = False

@@ -31,7 +31,7 @@ EVERY = 1000
 NEWLINE = 10
 INDEX_VERSION = "0.2"
 OnCount = Callable[[str, int, int | None], object]
-"""A function that is called with the activity, the number of finished samples, and their total, if known."""
+"""A function that is called with the activity, the number of samples or megabytes done, and the total, if known."""
 
 
 class SampleFiles(Record):
@@ -155,7 +155,7 @@ def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[li
 
 
 def _drawn(parts: tuple[Split, ...], count: int) -> Mapping[Split, Sequence[int]]:
-    """Return the sample numbers of each part, in order; the last of several parts gets the rest.
+    """Return the sample numbers of each part, in the order to write them; the last of several parts gets the rest.
 
     The permutation and the rounding are as in ``datasets.Dataset.train_test_split``, which NeMo calls.
     """

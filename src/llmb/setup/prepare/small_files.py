@@ -41,7 +41,7 @@ def write_model(folder: Path, model: Model, texts: Iterable[str]) -> None:
 
 
 def train_tokenizer(file: Path, model: Model, texts: Iterable[str]) -> int:
-    """Train a byte-level BPE tokenizer like Llama's, with at most the model's vocabulary; return its token count."""
+    """Train and save a byte-level BPE tokenizer like Llama's, within the model's vocabulary; return its token count."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 TEMPLATE = "squad-1"
-"""Name and version of the prompt template; a change of ``from_question`` or ``encode`` requires a new version."""
+"""Name and version of the prompt template; a new one if ``from_question`` or ``LoadedTokenizer.encode`` changes."""
 QUESTION_KEYS = ("context", "question", "answers")
 TEMPLATED_KEYS = ("input", "output")
 

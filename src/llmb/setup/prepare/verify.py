@@ -31,7 +31,7 @@ State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A folder in the documents' listing; the command ``make`` completes it, and ``repair`` replaces a damaged one."""
+    """A folder that preparations create; the command ``make`` completes it, and ``repair`` replaces a damaged one."""
 
     name: str
     path: Path
