@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a run's ranks in closed form: an estimate of the engine's account that takes only milliseconds.
+"""Memory of a run's ranks in closed form: an estimate, in milliseconds, of what the engine counts exactly.
 
 Every term is a tensor of the engine, whose size follows from the model's parts on a rank; nothing is fitted. A rank
 peaks at the loss, when every micro-batch in flight holds its saved activations; in a pass of a block; when the
@@ -24,7 +24,7 @@ from llmb.runs.rank_account import GIB, OWNERS, MemoryUse, RankMemory, countable
 
 MASTER, MOMENTS = FP32, 2 * FP32
 DOUBT = 0.05
-"""Margin by which the account may exceed an estimate, as a fraction of the estimate."""
+"""Margin by which the engine's exact count may exceed an estimate, as a fraction of the estimate."""
 
 
 def why_not_estimated(plan: EnginePlan) -> str | None:

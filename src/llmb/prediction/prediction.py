@@ -178,12 +178,12 @@ def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibrat
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
-    """Divide the rates in ``CHIP`` by ``efficiency``, a GPU's efficiency relative to an H100; None counts as 1."""
+    """Return the rates; those in ``CHIP`` are divided by ``efficiency``, a GPU's relative to an H100, by default 1."""
     return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
-    """Scale ``usual`` by a measured step relative to its prediction; a rank that ran alone scales only computation.
+    """Return ``usual``, scaled by a measured step relative to its prediction; a rank alone scales only ``COMPUTING``.
     Raises UsageError if the step was measured on another GPU type or in another dtype, or cannot be predicted."""
     mine, other = plan.recipe, measured.plan.recipe
     for name, ours, theirs in (("GPU type", mine.gpu_type, other.gpu_type), ("dtype", mine.dtype, other.dtype)):

@@ -81,7 +81,7 @@ SLOW_GPU = 1.1
 def what_if(
     plan: EnginePlan, gpu: Gpu, calibration: Calibration, errors: Mapping[str, ExpectedError]
 ) -> list[Scenario]:
-    """Predict scenarios: slower NVLink, a slow GPU and, if possible, a slower network and twice the GPUs."""
+    """Predict scenarios: slower NVLink, a slow GPU and, if they apply, a slower network and twice the GPUs."""
     usual = predict(plan, gpu, calibration, errors).seconds
     slow_links = calibration
     if machine := calibration.machine:

@@ -61,7 +61,7 @@ class LayoutSearch:
 
 
 Constraints = Mapping[str, Any]
-"""Required values by name: sizes of the layout, recompute, dp_sharding and gradient_sync; and the maximum,
+"""Required values by name: sizes of the layout, recompute, dp_sharding and gradient_sync; and a maximum,
 max_memory_gib."""
 NONE: Constraints = MappingProxyType({})
 Predicted = Callable[[EnginePlan], Prediction]
@@ -121,8 +121,8 @@ def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Cons
 
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
-    """Add the recipe, if it fits and satisfies the constraints, and remove slower candidates with its layout. Return
-    ``found`` unchanged if a candidate with this layout is not slower, or if another has a different number of GPUs."""
+    """Return ``found`` with the recipe, if it fits and satisfies the constraints, instead of slower candidates with its
+    layout; but unchanged if one of these is not slower, or if another candidate has a different number of GPUs."""
     if isinstance(own, Missing) or not _satisfies(own, constraints):
         return found
     layout = own.plan.recipe.layout
@@ -195,7 +195,7 @@ def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints =
 
 
 def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dict[str, Any]]:
-    """Yield sizes to try. Unless constrained, TP is at most 8, which fits a node, and ETP is as large, or 1."""
+    """Yield sizes to try. Unless constrained, TP is at most 8, and ETP is as large, or 1."""
     stages = [pp for pp in range(1, min(MOST_STAGES, base.layers + 2) + 1) if base.gpus % pp == 0]
     experts = _divisors(model.moe.experts) if model.moe else [1]
     free = {"tp": (1, 2, 4, 8), "pp": stages, "cp": CONTEXT, "mbs": MICRO_BATCHES, "ep": experts}
@@ -246,7 +246,7 @@ def _with(
 
 
 def _change_layout(plan: EnginePlan, layout: Layout) -> EnginePlan:
-    """Change the layout, which also decides whether logits are kept, unless the plan overrides this default."""
+    """Return the plan in ``layout``, which also decides whether logits are kept, unless the plan overrides this."""
     recipe = plan.recipe.model_copy(update={"layout": layout})
     by_default = plan.keep_logits == keeps_logits(plan.recipe)
     keep = keeps_logits(recipe) if by_default else plan.keep_logits

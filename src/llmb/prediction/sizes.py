@@ -328,7 +328,7 @@ class Sizes:
 
 
 GATHERED = 3
-"""Upcoming stages of a rank whose sharded parameters are gathered at a time
+"""Number of a rank's upcoming stages whose sharded parameters are gathered at a time
 (torch/distributed/pipelining/schedules.py, _add_unshard_reshard)."""
 
 

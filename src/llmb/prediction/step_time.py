@@ -31,7 +31,7 @@ USUAL_SMS = 132
 """Number of SMs of an H100, assumed for GPU types whose number is unknown."""
 
 Amount = dict[str, float]
-"""Seconds at nominal rates by keys of ``TERMS``, or the number of times for keys that end in _s."""
+"""Seconds at nominal rates by keys of ``TERMS``; counts for keys that end in _s, the rates of which are seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ OPERATORS = ("memory", "cast", "routed", "fp8_layer_s", "moe_layer_s")
 TO_EXPERTS = ("all_to_all", "dispatch", "combine")
 SENDS = ("send_recv",)
 REDUCTIONS = ("all_gather", "reduce_scatter", "all_reduce")
-"""Kinds of collectives in traces: messages of experts, sends, and gathers and reductions."""
+"""``TO_EXPERTS``, ``SENDS`` and ``REDUCTIONS``: kinds of collectives in traces."""
 DO = "calibrate with a trace of the same model, layout and GPU type"
 
 

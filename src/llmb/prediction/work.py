@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The computation, memory traffic and messages of one rank in a training step, in closed form. Pure.
 
-Amounts follow from the sizes of the model's parts on a rank; messages are those that the engine's own account of a rank
-counts. Their times are in ``step_time.py``.
+Amounts follow from the sizes of the model's parts on a rank; messages are those that the engine counts for a rank.
+Their times are in ``step_time.py``.
 """
 
 from collections import Counter
@@ -105,7 +105,7 @@ class LayerKind(NamedTuple):
 
 def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float:
     """Return the factor by which a product takes longer than with full tiles and waves (NVIDIA, Matrix Multiplication
-    Background User's Guide, tile and wave quantization); 1 if ``sms`` is None."""
+    Background User's Guide, tile and wave quantization); 1 if ``sms`` is None or the product is empty."""
     if sms is None or not rows or not columns:
         return 1.0
     tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS) * together
@@ -207,7 +207,7 @@ class RankWork:
             yield each._replace(rows=ceil(each.rows / parts), together=each.together * parts)
 
     def _passes(self, product: Product, precision: str) -> tuple[float, ...]:
-        """Return the FLOPs of each pass of a product; weight gradients only if weights are trained."""
+        """Return a product's FLOPs by pass, scaled by ``_filled`` and measurements; weight gradients if trained."""
         _, rows, inner, columns, together = product
         found = [
             ProductShape(precision, "forward", rows, inner, columns),

@@ -67,7 +67,7 @@ class _Rates:
         self._add_exchanges(plan)
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
-        """Return a benchmark's bursts, and the largest ratio of a case's sustained time to its burst time, or 1."""
+        """Return a benchmark's bursts in a dtype, and a case's largest ratio of sustained to burst time; 1 if none."""
         rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
         bursts = {_case(row): row for row in rows if not row.sustained}
         sustained = [row for row in rows if row.sustained and _case(row) in bursts]

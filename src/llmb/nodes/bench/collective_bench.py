@@ -110,7 +110,7 @@ def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> Col
 
 
 def read_result(folder: Path) -> CollectiveResult:
-    """Read the result that the ranks wrote; raise RunFailed if there is none."""
+    """Read the result that rank 0 wrote; raise RunFailed if there is none."""
     try:
         return CollectiveResult.model_validate_json((folder / COLLECTIVES_RESULT).read_text())
     except FileNotFoundError as error:

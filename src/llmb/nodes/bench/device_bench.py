@@ -212,8 +212,8 @@ def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield attention of each kind of layer, forward and backward, in each dtype, or else the recipe's; with
-    ``sustained_s``, the first kind's forward pass is also timed as sustained work."""
+    """Yield attention of each kind of layer, forward and backward, in each of ``dtypes``, by default in that of the
+    recipe's attention; with ``sustained_s``, the first kind's forward pass is also timed as sustained work."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
             for direction in ("forward", "backward"):
@@ -344,7 +344,7 @@ SMALLER = {
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """Settings of a measurement; if ``repeats`` is None, each case is repeated for a short time."""
+    """Settings of a measurement; ``repeats`` is the number of calls in a burst; if None, bursts last a short time."""
 
     device: Device
     repeats: int | None
@@ -388,8 +388,8 @@ def recipe_of(
 def resolved_here(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
-    """Return a recipe, by default for this machine's device; raise UsageError if it does not exist. Its dtype is the
-    first of ``dtypes`` that recipes can have, because shapes do not depend on it."""
+    """Return a recipe, by default for this machine's device. Its dtype is the first of ``dtypes`` that recipes can
+    have, if any. Raises UsageError as ``resolve`` does."""
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}
     if gpu_type is None and device == "cuda":

@@ -46,15 +46,15 @@ class Measurement(Record):
     ranks: int = 1
     """The number of ranks in the group."""
     time_s: float
-    """Median time of the repetitions; for collectives, the mean over repetitions and ranks, as in nccl-tests."""
+    """Median time of one call; for collectives, the mean over repetitions and ranks, as in nccl-tests."""
     repetitions: int
     fastest_s: float | None = None
     slowest_s: float | None = None
     tflops: float | None = None
     peak_tflops: float | None = None
-    """The dense peak in the catalogue; None if it is unknown or does not apply."""
+    """The dense peak in the catalogue; None if it is unknown or does not apply, and for ``gpus``."""
     peak_bandwidth_gb_per_s: float | None = None
-    """The peak bandwidth of the device's memory."""
+    """The peak bandwidth of the device's memory, only for copies within it; None if it is unknown."""
     peak_reason: str | None = None
     """Why the relevant peak is unknown."""
     bandwidth_gb_per_s: float | None = None
@@ -66,7 +66,7 @@ class Measurement(Record):
     device_uuid: str | None = None
     """Id of the GPU, if every GPU was measured separately."""
     sustained: bool = False
-    """True for sustained work, at the clocks that power and temperature permit; False for a burst."""
+    """True for sustained work, at the clocks that power and temperature permit."""
     backend: str | None = None
     """The kernel or library that was used, such as ``cudnn`` for attention."""
     cpu_threads: int | None = None
@@ -80,7 +80,7 @@ class Measurement(Record):
 
     @property
     def peak_pct(self) -> float | None:
-        """Return the percentage of the peak that was reached; None if the peak is unknown."""
+        """Return the percentage of the peak that was reached; None without a peak."""
         pairs = ((self.tflops, self.peak_tflops), (self.bandwidth_gb_per_s, self.peak_bandwidth_gb_per_s))
         return next((100 * value / peak for value, peak in pairs if value is not None and peak), None)
 
@@ -186,7 +186,7 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """Read all saved measurements, or those of ``node``, oldest first; raise UsageError if a file is invalid."""
+    """Read all saved measurements, or those of ``node``, oldest first; raise UsageError if any file is unreadable."""
     files = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
     return sorted(files, key=_moment)
 

@@ -112,7 +112,7 @@ def _alone(folder: Path, job: PairJob, run: dict[str, Phase], node: int) -> Node
 
 
 def _pairs(folder: Path, job: PairJob, run: dict[str, Phase]) -> Iterator[PairReading]:
-    """Yield the results of measured pairs. Nodes that failed alone are not measured in pairs."""
+    """Yield the results of measured pairs. The batch script omits nodes if a step on them alone ends with an error."""
     for number, one in enumerate(rounds(job.nodes), 1):
         phase = run[f"round-{number}"]
         for pair in one.pairs:
@@ -150,7 +150,7 @@ def _problem(step: Path, phase: Phase) -> str | None:
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a program's output, or else the launcher's last line, truncated to ``LAST_WORDS``."""
+    """Return the last line of a program, else of the launcher, truncated to ``LAST_WORDS``; empty if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     others = [line for line in lines if not line.startswith(LAUNCHER)]
     return next(iter((others or lines)[-1:]), "")[:LAST_WORDS]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans measurements of nodes alone, in pairs and as a group, and decides which nodes are unfit. Pure.
+"""Plans measurements of nodes alone, in pairs and as a group, and decides which nodes are unfit.
 
 A bad pair does not show which of its nodes is bad, but their other pairs do. A node is unfit if its own results are
-bad, or if at least two and more than half of its pairs, without those with a worse node, are bad: all of them, or two
-with nodes that are good in most other pairs."""
+bad or if, without pairs with worse nodes, at least two and more than half of its pairs are bad: all of them, or two
+whose other nodes are good in most of their other pairs. If many nodes are bad, they are undecided instead."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,7 +144,7 @@ def _matched(walk: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def pair_files(device: Device, nodes: int, per_node: int) -> dict[str, str]:
-    """Return the contents of the input files of the steps' programs, by file name."""
+    """Return the contents of the job's input files, by file name."""
     collectives = CollectiveJob(
         device=device, collectives=("all_reduce",), sizes=SIZES[device], warm_ups=5, iterations=20
     )
@@ -421,7 +421,7 @@ def members(verdicts: Sequence[NodeVerdict]) -> tuple[int, ...]:
 
 
 def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Iterator[str]:
-    """Yield notes on the measurement of all fit nodes together, if it failed or was slow."""
+    """Yield a note on the measurement of all fit nodes together if it is missing, failed or was slow."""
     if not group:
         return
     figures, problem = readings.group or (PairFigures(), "the group was not measured")

@@ -114,7 +114,7 @@ class CaseList(Record):
 
 
 class Timing(Record):
-    """The median, minimum and maximum seconds of ``repeats`` calls, or per call in chunks; None with a ``reason``."""
+    """The median, minimum and maximum seconds of a call, for sustained work of means over chunks; None on failure."""
 
     seconds: float | None
     fastest: float | None = None

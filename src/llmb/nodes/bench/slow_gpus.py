@@ -101,7 +101,7 @@ def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[Pa
 
 
 def read_parts(folder: Path) -> list[PartReport]:
-    """Read the reports of all processes, sorted by rank."""
+    """Read all reports that processes have written, sorted by rank."""
     reports = (PartReport.model_validate_json(path.read_text()) for path in (folder / PARTS).glob("*.json"))
     return sorted(reports, key=lambda part: part.rank)
 

@@ -74,7 +74,7 @@ class NodesCheck:
     reports: dict[str, NodeReport] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
-    """Seconds from the beginning of the wait until the job of a node without a report was seen to have ended."""
+    """Seconds from the beginning of the wait until the job of a node without a report first seemed ended or lost."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -85,9 +85,8 @@ class NodesCheck:
 
     def run(self) -> bool:
         """Submit a job for each usable node and wait for their reports; return False on Ctrl-C.
-
-        On Ctrl-C and errors, jobs without a report are cancelled. Raises UsageError if the first jobs are all rejected,
-        EnvironmentProblem if jobs cannot be submitted from here."""
+        On Ctrl-C and errors, jobs without a report are cancelled; InfrastructureError only causes a warning. Raises
+        UsageError if the first jobs are all rejected, EnvironmentProblem if jobs cannot be submitted from here."""
         unusable = {node: state for node, state in self.states.items() if not state.usable}
         self.reports = {node: self._no_jobs(state).report(node) for node, state in unusable.items()}
         try:
@@ -166,7 +165,7 @@ class NodesCheck:
                 self._report(node, Problem("fail", f"its report cannot be read: {error.strerror}"))
 
     def _judge(self, waited_s: float) -> list[str]:
-        """Report a problem for each job that will write no report, and cancel it; return the nodes with queued jobs."""
+        """Report a problem if a job will write no report, and cancel it if active; return nodes with queued jobs."""
         open_jobs = {self.jobs[node].key: node for node in self._open()}
         answers = self.scheduler.states([self.jobs[node] for node in open_jobs.values()], ASK_S)
         states = {open_jobs[key]: state for key, state in answers.states.items()}
@@ -238,7 +237,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def check_order(terms: CheckTerms, folder: CheckFolder, node: str, state: NodeState) -> TaskOrder:
-    """Return the job that checks ``node``, in the requested partition or else in the node's default or first one."""
+    """Return the job that checks ``node``, in the requested partition, else in the default one if it has the node, else
+    in the node's first partition."""
     flags = {name: value for name, value in terms.options.flags.items() if name not in OF_RUNS}
     base = folder.job(node)
     order = TaskOrder(

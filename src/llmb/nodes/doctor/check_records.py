@@ -19,7 +19,7 @@ class CheckOptions(Record):
     gpu_type: str | None = None
     gpus: int | None = None
     disk_bytes: int
-    """Size in bytes of the file that is written and read in each file system; 0 for none."""
+    """Maximum size in bytes of the file that is written and read in each file system; 0 for none."""
     only: tuple[str, ...] = ()
     """Names of areas and checks to run; empty for all."""
 

@@ -58,7 +58,7 @@ class NodesResult(Record):
 
     started_at: str
     reports: tuple[NodeReport, ...]
-    """The reports, in the order in which the nodes were requested."""
+    """The reports, in the order of the request's nodes."""
 
     @property
     def unfit(self) -> list[str]:
@@ -174,7 +174,7 @@ def _stamp(path: Path) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The reason why a node has no report; ``case`` selects the advice."""
+    """The reason why a node has no valid report; ``case`` selects the advice."""
 
     status: Status
     reason: str
@@ -286,7 +286,7 @@ def excluded_nodes(text: str, install: Path, cluster: Cluster, say: Say) -> str:
 
     ``say`` reports the check and the measurement that are used. Raises UsageError if ``unfit`` is listed, but nodes
     were neither checked nor measured nor at fault, or if a check, measurement, file or list cannot be read, and
-    EnvironmentProblem if a check, the measurement or the history is damaged."""
+    EnvironmentProblem if a check or the measurement is damaged, or the history cannot be opened."""
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):
         return text

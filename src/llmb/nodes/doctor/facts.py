@@ -49,7 +49,7 @@ class TargetFacts:
 
 def target_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> TargetFacts:
     """Return the expectations from the command's ``gpu_type`` and ``gpus``, or else from settings. Raises UsageError if
-    the GPU type is unknown, or if the partition has another type or several types."""
+    the GPU type is unknown or not in the partition, or if the partition has several types and none is specified."""
     config, scheduler = site.config, scheduler_of(site)
     check_gpu_type(catalogue, gpu_type)
     chosen = scheduler.defaults(site, scheduler.options_here(site.shell), gpu_type and gpu_type.lower())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the requested checks of this node, or reads its settings.
 
-``python -m llmb.nodes.doctor.node FOLDER NODE`` writes the report or the settings of this node into the folder of a
-check of several nodes, independently of the other nodes.
+``python -m llmb.nodes.doctor.node FOLDER NODE`` writes this node's report, or its settings and an empty report, into
+the folder of a check of several nodes, independently of the other nodes.
 """
 
 import os
@@ -79,7 +79,7 @@ def check_request(install: Path, options: CheckOptions, environ: Mapping[str, st
 def check_node(request: CheckRequest, say: Say = lambda _: None) -> NodeReport:
     """Run the requested checks; missing or broken parts of the node do not raise errors.
 
-    ``say`` is called with each area, and each folder of its disks, before it is checked, because some take a minute.
+    ``say`` is called before each area, and each folder whose disk is checked, because some of these take a minute.
     """
     node = Node(request, FactSource(), say)
     findings: list[Finding] = []

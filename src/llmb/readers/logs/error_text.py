@@ -118,8 +118,8 @@ _SIGNS: tuple[tuple[Slowed, tuple[bytes, ...], "re.Pattern[bytes]", str], ...] =
     ),
     ("traced", (b": opCount ",), re.compile(rb"NCCL INFO \w{1,30}: opCount "), "NCCL logged every collective"),
 )
-"""The cause of the slowdown, a string that occurs wherever the pattern matches (searching for it takes a tenth of the
-time), the pattern, and the evidence."""
+"""The cause of the slowdown, strings of which one occurs wherever the pattern matches (searching for them takes a tenth
+of the time), the pattern, and the evidence."""
 
 
 def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:

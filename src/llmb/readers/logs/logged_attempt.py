@@ -219,7 +219,7 @@ class LoggedAttempt:
     @property
     def interval(self) -> int:
         """The logging interval in steps: the most frequent distance between logged steps, or 1 if it is not regular;
-        ``mean_of`` if only one step was logged.
+        ``mean_of`` if ``gaps`` is empty.
         """
         if not self.gaps:
             return self.mean_of

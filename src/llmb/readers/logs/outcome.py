@@ -22,7 +22,7 @@ from llmb.readers.logs.step_line import find_invalid_line
 
 MOST_GAPS = 20
 LOG_WARNING = "log_warning"
-"""Key of the verdict's condition on ``warnings``."""
+"""Key of ``warnings`` among the faults of a run."""
 LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
 """A pause between two lines is suspicious if it exceeds both this time and this multiple of their steps' time."""
 DISTINCT_TIMES = 5
@@ -59,7 +59,7 @@ class LogOutcome:
     reason: str
     window: Window | None = None
     steps: int | None = None
-    """Steps logged by the last attempt."""
+    """Number of steps that the last attempt logged."""
     attempts: int | None = None
     max_step: int | None = None
     step_time_s: Statistics | None = None
@@ -67,7 +67,7 @@ class LogOutcome:
     clock_error_s: float | None = None
     """Maximum error of the step time, because the log's clock is coarse."""
     left_out: str | None = None
-    """Description of the time excluded from the step times, such as evaluations; also in the reason."""
+    """Description of the time excluded from the step times, such as evaluations."""
     warnings: tuple[str, ...] = ()
     """Suspicious facts about the window, and logged values that contradict the step times, which remain valid."""
     loss_first: float | None = None
@@ -300,7 +300,7 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
 
 
 def _other_layout(log: RunLog) -> str | None:
-    """Describe a size of the layout that changes between steps, such as in a run that resumes on more GPUs."""
+    """Describe a size of the layout that changes between steps, as in a run that resumes on more GPUs; else None."""
     for key, size in log.sizes_later.items():
         if (before := log.configuration.get(key, size)) != size:
             return f"{key.removeprefix('layout.')} is {before} at first, but {size} by arguments between steps"

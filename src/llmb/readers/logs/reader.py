@@ -131,7 +131,7 @@ class _Stream(Protocol):
 
 
 class PlainText:
-    """The text of a log, from its beginning: decompressed, in UTF-8, and without the escape sequences of a terminal.
+    """The text of a log, from its beginning: decompressed, UTF-16 as UTF-8, and without a terminal's escape sequences.
 
     ``stream`` must be seekable if it is compressed."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of a step line of any format, and the lines that ``llmb`` itself logs in the format of NeMo 2."""
+"""The content of a step line of any format, and the lines that ``llmb`` itself logs, mostly in the format of NeMo 2."""
 
 import math
 import re
@@ -26,13 +26,13 @@ class StepLine(NamedTuple):
     skipped: int = 0
     """Number of updates skipped since the previous line because of a non-finite loss or gradient."""
     mean_of: int = 1
-    """Number of steps over which the step time is averaged, if the log declares it."""
+    """Number of steps over which the step time is averaged, if the log shows it; else 1."""
     rank: int | None = None
     """The rank in the line's prefix."""
     clock_s: float = 0.0
     """Resolution of a coarse clock from which the time of all steps since the previous line is derived; else 0."""
     after: int | None = None
-    """The step after which the run began or resumed; only in the run's first line, and only if the log contains it."""
+    """The step after which the run began or resumed; only in the run's first line, and only if the log shows it."""
     logged_s: float | None = None
     """The line's timestamp in Unix time."""
     left_out: str | None = None
@@ -92,7 +92,7 @@ def _plain_decimal(value: float) -> str:
 
 
 def format_invalid_line(why: str) -> str:
-    """Return the last line of a run whose loss or gradient norm is not finite."""
+    """Return the line that declares a run invalid, after a step whose loss or gradient norm is not finite."""
     return f"{INVALID_HEAD}{why}"
 
 

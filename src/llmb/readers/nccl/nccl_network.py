@@ -296,7 +296,7 @@ class Network(Record):
     devices: tuple[str, ...] | None
     """All devices that NCCL found on any node."""
     idle_devices: tuple[str, ...] | None
-    """Devices that at least one node left idle; None if no node reports them."""
+    """Devices that at least one node left idle; None if they are unknown for all nodes."""
     source: str
     """The logs in which NCCL reported the network."""
     fabric: str | None

@@ -59,9 +59,9 @@ class Collective:
     communicators: int | None
     """Number of communicators; None if neither identifiers nor the number of ranks show it."""
     communicators_from: Literal["init lines", "number of ranks"] | None
-    """The source of ``communicators``: the log's own identifiers, or the assumption that all ranks logged."""
+    """The source of ``communicators``, if known: the log's own identifiers, or the assumption that all ranks logged."""
     communicator_names: tuple[str, ...]
-    """Some of the communicators' identifiers; empty if they are not in the log."""
+    """Some of the communicators' identifiers; empty if they are unknown or ambiguous."""
     logged_ranks: int
     """Number of ranks that make these calls, in all communicators."""
     count: int | None

@@ -110,7 +110,7 @@ class _Header:
     figures: tuple[str, ...]
     """Columns of the out-of-place results, and equally of the in-place results."""
     out_of_place_end: int
-    """The index after the last column out of place; 0 if the test ran only in place."""
+    """The position in the line after the last out-of-place column; 0 if the test ran only in place."""
 
 
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
@@ -133,7 +133,7 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
 
 
 def _checked(table: TestTable) -> TestTable:
-    """Return the table, with its first contradiction. ``hypercube_perf`` counts fewer bytes than it prints."""
+    """Return the table, with its first contradiction, if any. ``hypercube_perf`` counts fewer bytes than it prints."""
     average, buses = table.average_bus_gb_s, [way.bus_gb_s for way in table.ways if way.bus_gb_s is not None]
     problems = (
         f"{row.size_bytes:,} bytes in {time_us:g} us are {rate:.4g} GB/s, not {way.algorithm_gb_s:g}"
@@ -384,7 +384,7 @@ def _finite(value: float | None) -> tuple[float | None, str | None]:
 
 
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
-    """Group tables of the same test and clock from different files. A table without a test's name is its own group."""
+    """Group different files' tables of one test and kind of time. A table without a test's name is its own group."""
     groups: list[list[TestTable]] = []
     for test in tests:
         fits = (

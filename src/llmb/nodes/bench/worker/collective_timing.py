@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that measures collectives: ``python -m llmb.nodes.bench.worker.collective_timing FOLDER``, once per rank.
 
-It is started by ``llmb.launch.ranks``, or by a scheduler that sets the same variables. Rank 0 writes the result file,
-and prints a line of progress per collective and size.
+It is started by ``llmb.launch.ranks``. Rank 0 writes the result file, and prints a line of progress per collective and
+size.
 """
 
 import os

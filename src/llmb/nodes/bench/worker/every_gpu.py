@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that measures the GPU of its local rank: ``python -m llmb.nodes.bench.worker.every_gpu FOLDER``.
 
-The processes are independent, so that a failed GPU or node does not affect the results of the other GPUs.
+The processes do not communicate, and report a failed GPU without failing, so that it does not affect the others.
 """
 
 import os

@@ -127,7 +127,7 @@ def cpu_seconds(call: Call) -> float:
 
 
 def _sustained(call: Call, device: torch.device, seconds: float) -> tuple[list[float], int]:
-    """Repeat the call for ``seconds``; return the seconds of each chunk, and the number of calls per chunk."""
+    """Repeat the call for ``seconds``; return the seconds of each chunk but the last, and the calls per chunk."""
     first = Moment(device)
     call()
     last = Moment(device)
@@ -212,7 +212,7 @@ class AttentionChoices:
         self.chosen: dict[AttentionCase, Trial] = {}
 
     def prepare(self, case: AttentionCase) -> PreparedCall:
-        """Prepare a case's call with the best backend; raise RuntimeError if there is none, or MemoryError."""
+        """Prepare a case with the best backend; raise RuntimeError if none works, MemoryError if memory runs out."""
         shape = case.model_copy(update={"direction": "both"})
         if shape not in self.chosen:
             self.chosen[shape] = self._try(shape)

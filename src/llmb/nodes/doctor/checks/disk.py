@@ -60,7 +60,7 @@ class DiskFacts:
 
 
 def read_disk(source: FactSource, folder: Path, size: int) -> DiskFacts | Missing:
-    """Read the facts of a folder's disk, and measure its rates with a file of ``size`` bytes unless that is 0."""
+    """Read facts of a folder's disk, and measure rates with a file of ``size`` bytes unless 0; Missing on failure."""
     command = [sys.executable, "-I", str(PROBE), str(folder), str(size), str(DIRECTION_S)]
     done = source.ask(command, LIMIT_S if size else SPACE_S)
     document = printed_documents(done.text)
@@ -79,7 +79,7 @@ def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rat
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """Return the mount that contains a path, from /proc/mounts; of several at the same point, the last."""
+    """Return the mount that contains a path, from /proc/mounts, the last of several at one point; None if none does."""
     rows = (line.split() for line in mounts.splitlines())
     holding = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
     fits = [mount for mount in holding if Path(path).is_relative_to(mount.folder)]

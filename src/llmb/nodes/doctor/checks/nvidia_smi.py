@@ -148,7 +148,7 @@ def up_seconds(source: FactSource) -> float | None:
 
 
 def read_states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Output]:
-    """Return the GPUs from the most complete query that the driver supports, and the output of the last query."""
+    """Query the GPUs with the most fields that the driver supports; return them or Missing, and the last output."""
     output = Output("", "nvidia-smi was not called")
     for fields in QUERIES:
         output = source.ask(command(fields), LIMIT_S)

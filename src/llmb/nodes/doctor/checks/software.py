@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that interpreter, llmb, torch, driver and NCCL are compatible, as reported by a process of the interpreter.
+"""Checks that the interpreter, llmb, torch, driver and NCCL are compatible, by what the interpreter itself reports.
 
 Also checks container runtimes, Enroot's folders, the scheduler, and the scheduler's state of this node.
 """

@@ -4,9 +4,9 @@
 With ``wall_clock_breakdown``, each step prints ``[Rank 0] time (ms) | fwd: 3865.91 | bwd: 11249.43 | bwd_inner: ... |
 step: 888.45`` without its number; the sum is the step time. Every ``steps_per_print`` steps ``step=10, skipped=0,
 lr=[...]`` and ``epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=58.7, CurrSamplesPerSec=61.3, ...``
-follow: that step's time, without waits for data, is the configured ``train_batch_size`` over the second rate. Pipelines
+precede it: the time without waits for data is the configured ``train_batch_size`` over the second rate. Pipelines
 print ``steps: 10 loss: 1.2345 iter time (s): 1.234 samples/sec: 12.3``, the mean since the previous line. Steps are
-counted from 1; no line has their total. Megatron-DeepSpeed also prints Megatron's lines; only those are read.
+counted from 1; no line has their total. After the arguments of Megatron-DeepSpeed, only Megatron's lines are read.
 """
 
 import re

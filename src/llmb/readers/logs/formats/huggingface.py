@@ -83,7 +83,7 @@ class HuggingFaceReader:
         self.epochs: list[float] = []
         """The first two epochs that the run logged."""
         self.values = b""
-        """The last logged values, unless they belong to a displayed step."""
+        """The last logged values, until they are added to a step."""
         self.evaluations_s = 0.0
         """The time of evaluations in this run, as logged."""
         self.whole: StepLine | None = None

@@ -4,8 +4,8 @@
 ``completed step: 49, seconds: 7.908, TFLOP/s/device: 460.480, Tokens/s/device: 1035.970, total_weights: 65536, loss:
 10.843``: every host logs every step, counted from 0. A device is one GPU, or one chip or core of a TPU. The number of
 steps is in the configuration that is logged first (``Config param steps: 50``). While the batch grows, lines begin with
-``[Rampup Batch Size Phase], `` and have no rates; steps at a profiler's start and end have no time either (``completed
-profiler activation/deactivation step: 5, total_weights: ..``).
+``[Rampup Batch Size Phase], `` and have no rates; steps at a profiler's start and end have neither rates nor a time
+(``completed profiler activation/deactivation step: 5, total_weights: ..``).
 """
 
 import math

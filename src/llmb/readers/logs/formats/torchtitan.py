@@ -4,8 +4,8 @@
 ``[rank0]:[titan] 2025-06-01 10:00:00,123 - root - INFO - step: 10 loss: 7.8201 grad_norm: 2.0213 memory:
 41.20GiB(51.78%) tps: 5,762 tflops: 333.65 mfu: 33.74%`` (FP8: ``N/A``), counted from 1. Step 1 and every
 ``log_freq``-th step (10 by default) are logged; rates are means since the previous line. A line has no step time: it
-is the tokens of a step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided by
-``tps``, tokens per second of one GPU; without the header, it is the time since the previous line, by the timestamps.
+is a GPU's tokens in a step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided
+by ``tps``, its tokens per second; without the header, the time since the previous line per step, by the timestamps.
 The two must agree. With fault tolerance a step has the tokens of all replica groups, and the mesh is that of one group.
 """
 
