@@ -166,7 +166,7 @@ def load_start(
 ) -> None:
     """Load the weights that the plan starts with, then the checkpoint to resume from, if any; verify both if required.
 
-    A collective. First set the time limit for collectives, because ranks that have loaded wait for slower ranks.
+    A collective. Set the time limit for collectives, because ranks wait for slower ones; record how long loading takes.
     """
     if not ranks.alone:
         limit_collectives(plan)
@@ -245,7 +245,7 @@ def with_token_keys(
 
 
 def update(stages: Stages, optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
-    """Clip gradients, update parameters and free gradients; return the gradient norm before clipping."""
+    """Clip gradients, update parameters, start to gather them and free gradients; return the norm before clipping."""
     norm = clip_gradients(optimizers, training.clip_grad)
     for stage, optimizer in zip(stages, optimizers, strict=True):
         optimizer.lr = learning_rate(training, number)
@@ -266,7 +266,7 @@ def do_step(
 
 
 def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bool:
-    """Report the steps up to the first with a value that is not finite; return True if there is such a step."""
+    """Report the steps up to and including the first with a non-finite value; return True if there is such a step."""
     for one in steps:
         if reporter:
             reporter.report(one)

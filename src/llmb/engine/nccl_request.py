@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes NCCL write the logs and the topology that llmb needs, in addition to what the user has requested.
+"""Makes NCCL write the logs and the topology that llmb needs, if possible in addition to what the user has requested.
 
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 """
@@ -36,7 +36,7 @@ def ask_for_topology(plan: Plan, folder: RunFolder) -> None:
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
     """Make NCCL log collectives with ``--nccl-trace`` and, on the first rank of each of several nodes, the network.
 
-    Return the user's own log file if NCCL writes there, else None.
+    The user's NCCL_DEBUG_SUBSYS replaces the collectives. Return the user's log file if NCCL writes there, else None.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The first rank of one of several nodes.

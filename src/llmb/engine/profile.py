@@ -34,7 +34,7 @@ class StepProfiler:
         self.ranks = ranks
         self.progress = progress
         self.recorder: NsysRecorder | TorchRecorder | None = None
-        """Started before the first profiled step, and stopped after the last."""
+        """Started before the first profiled step, and stopped after the last; None if this rank is not profiled."""
         if plan.profile is not None and ranks.rank in plan.profile.ranks:
             of_torch = plan.profile.profiler != "nsys"
             trace = profile_file(folder, plan, ranks.rank)

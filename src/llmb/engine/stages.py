@@ -62,7 +62,7 @@ def shape_stages(plan: EnginePlan, ranks: Ranks, backend: CompilerBackend = INDU
 
 
 def give_memory(models: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> list[TrainedStage]:
-    """Allocate uninitialized parameters for stages on the meta device; without FSDP, set up the sums of gradients."""
+    """Allocate uninitialized parameters for stages on the meta device; without FSDP, set up products and gradients."""
     path, several, stages = plan.compute_path, plan.recipe.layout.ga > 1, list(map(TrainedStage, models))
     if path.shards_parameters:
         for model in models:

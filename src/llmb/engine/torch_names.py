@@ -88,7 +88,7 @@ def missing_names(names: Iterable[str]) -> Iterator[str]:
 
 
 def resolve_name(name: str) -> object:
-    """Return a named object, None if only instances have it; raise ImportError or AttributeError if it is missing."""
+    """Return the named object, or None if only instances have it; raise ImportError or AttributeError if missing."""
     first, *rest = name.split(".")
     path = first
     owner: object = import_module(first)

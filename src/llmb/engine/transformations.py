@@ -115,7 +115,7 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend
 
 
 def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
-    """Set up MoE layers: capacity factor, overlap of the dispatch and, to force load balancing, round-robin routers."""
+    """Set up MoE layers: capacity factor, overlap and parts of the dispatch and, to force load balancing, routers."""
     for layer in stage.moe_layers().values():
         layer.capacity_factor = plan.capacity_factor
         layer.overlaps_dispatch = plan.compute_path.overlaps_dispatch
@@ -158,7 +158,7 @@ def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]
 
 
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
-    """Make every block save only its input (``full``), or also the results of ``SAVED`` operators (``selective``).
+    """Make every block save only its input (``full``), or also the results that ``_policy`` saves (``selective``).
 
     ``by_part`` does so for each part of an MoE block instead of the whole block.
     """

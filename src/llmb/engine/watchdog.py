@@ -84,7 +84,7 @@ def _members(group: str) -> list[int]:
 
 
 def main_thread_location() -> tuple[str | None, bool]:
-    """Return the line of llmb that the main thread executes, and True if that line has called torch.distributed.
+    """Return the line of llmb at which the main thread is, if known, and True if it has called torch.distributed.
 
     If the line has called a function outside of llmb, the text also contains the innermost line of that call.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs runs into one file, without checkpoints and without secrets, and unpacks untrusted archives.
+"""Packs runs into one file, without checkpoints or secrets in logs and records, and unpacks untrusted archives.
 
 Only regular files that the manifest lists are unpacked. The tar format is parsed here rather than by ``tarfile``, which
 would also accept links, devices and headers of any length. Limits are checked while an archive is read, so that it
@@ -61,7 +61,7 @@ class ArchivedFile(Record):
 
 
 class ArchivedRun(Record):
-    """A run and its former job, if any. ``folder`` is relative to the install root."""
+    """A run and its former job, if any. ``folder`` is its path in the archive."""
 
     run_id: str
     folder: str
@@ -326,7 +326,7 @@ MOST_FILES = 200_000
 MOST_BYTES = 1 << 36
 """Maximum total size of the files: 64 GiB."""
 MOST_RATIO = 1000
-"""Maximum bytes of the files per byte of the archive: about ten for steps and logs, far more for a zip bomb."""
+"""Maximum bytes of the files per byte of the archive, which a zip bomb exceeds."""
 ALWAYS_BYTES = 1 << 26
 """The number of bytes to which even the smallest archive may expand."""
 MOST_WINDOW_BYTES = 1 << 27

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
-    """Conclude the runs in ``folders`` that ended without a result; return True if a run was concluded."""
+    """Conclude the runs in ``folders`` that a history lists and that ended without a result; return True if any."""
     installs: dict[Path, list[str]] = {}
     for folder in folders:
         install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)

@@ -22,7 +22,7 @@ SHOWN_BY = {"preparation": "'llmb prepare verify'", "benchmark": "'llmb bench li
 LATEST = "latest"
 GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600
-"""A run that begins more than this number of seconds in the future has a wrong time, and is not the latest."""
+"""A run submitted over this number of seconds in the future has a wrong time, and is the latest only if all have."""
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:

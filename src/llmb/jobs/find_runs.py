@@ -196,8 +196,8 @@ def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """Return the runs measured in the window ``rule``; unchanged if it is None, or if they are invalid. Raise an error
-    for runs of a comparison of engines, or if steps cannot be read."""
+    """Return the runs, measured in the window ``rule``, if any. Invalid runs, and those that ``in_other_window`` leaves
+    unchanged, remain as they are. Raise an error for a comparison of engines, or if steps cannot be read."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -360,7 +360,7 @@ def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:
-    """Yield the run folders below ``root``, and folders that cannot be listed, because they may be run folders.
+    """Yield the run folders at or below ``root``, and folders that cannot be listed, because they may be run folders.
 
     Hidden folders, such as imports in progress, are skipped. Links are not followed, to avoid duplicates.
     """

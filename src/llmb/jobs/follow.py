@@ -55,7 +55,7 @@ def start_of_last(stream: BinaryIO, lines: int) -> int:
 def follow_log(
     job: Job, ask: Ask, write: Write, lines: int | None, look: Callable[[Job], object] = lambda _: None
 ) -> Job:
-    """Write the log of ``job`` as it grows, until the job has ended; return the ended job.
+    """Write the log of ``job``, or of a retry that ``ask`` returns instead, as it grows; return the job that has ended.
 
     ``ask`` updates the job every few seconds; ``look`` is called with the job in each iteration.
     """
@@ -100,7 +100,7 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 def asker(store: Store, install: Path, say: Say) -> Ask:
     """Return a function that updates a job, and returns the job or its last retry.
 
-    If the scheduler does not respond, the status comes from the run's record.
+    If a scheduler does not respond, the status comes from the run's record if that has ended.
     """
 
     def ask(job: Job) -> Job:
@@ -136,9 +136,8 @@ def job_of_folder(folder: RunFolder) -> Job:
 
 
 def current(store: Store, install: Path, job: Job, say: Say) -> Job:
-    """Update ``job``, and conclude its run if it has ended; with a read-only history, update only the returned status.
-
-    Raise InfrastructureError if the scheduler does not answer, EnvironmentProblem if it is not installed here.
+    """Update all jobs, and conclude the run of ``job`` if it has ended; if the history is read-only, update only the
+    returned status. Raise InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is missing here.
     """
     try:
         refresh(store, install)

@@ -108,8 +108,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads; if it does not exist and cannot be created, restore it in memory
-    from the run folders. Then, and if the history cannot be written, the store rejects changes. Raise as
+    """Open the history for a command that only reads. If it is missing and not created, or cannot even be read, restore
+    it in memory from the run folders. Then, and if it cannot be written, the store rejects changes. Raise as
     ``open_history`` does."""
     path = database_path(install)
     try:

@@ -42,7 +42,7 @@ class ImportOrigin(Record):
     """Version of llmb that wrote the archive."""
     scheduler: str | None
     job_id: str | None
-    """The id of the run's job in its original root."""
+    """The id of the run's job in its original root, if it had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _runs_there(install: Path, store: Store) -> dict[str | None, Path]:
 def _unpack(path: Path, into: Path) -> Manifest:
     """Unpack the runs, and write a job and the origin of each.
 
-    The jobs are local, so that no scheduler here is queried about another cluster's job, or retries it.
+    The jobs are local, so that another cluster's jobs are neither looked up nor retried here.
     """
     manifest = unpack_archive(path, into)
     with path.open("rb") as file:

@@ -45,7 +45,7 @@ class Job:
     state: str = SUBMITTING
     """The scheduler's state of the job, or a state of llmb's own."""
     status: Status = "queued"
-    """The status of the run, which may be a success in a job that was killed, or invalid in a completed job."""
+    """The status of the run or task, which may be a success in a killed job, or invalid in a completed one."""
     reason: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -74,7 +74,7 @@ class Job:
     data: str = "synthetic"
     """``synthetic``, or the name of the training data."""
     label: str | None = None
-    """A label that the user chose."""
+    """A label that the user chose, or that is derived from a campaign on this machine."""
     run_id: str | None = None
     """The id of the run, which its retries share; None for jobs that are not runs."""
     identity: str | None = None

@@ -119,7 +119,7 @@ def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) ->
 
 
 def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> ContainerSettings:
-    """Add mounts for the folders that a job needs; raise UsageError if a path contains a comma or a colon."""
+    """Add mounts for the folders that a job needs if it uses a container; raise UsageError for a comma or colon."""
     if container.runtime == "none":
         return container
     names = list(folders)
@@ -323,7 +323,7 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, or nodes x GPUs per node; raise UsageError if both differ or a factor is unknown."""
+    """Return the requested scale, if any, or nodes x GPUs per node; raise UsageError if they differ or are unknown."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))

@@ -316,8 +316,8 @@ def logged_run(file: ParsedFile, anomalies: Anomalies | None = None) -> Analyzed
 def log_identity(file: ParsedFile) -> RunIdentity:
     """Return an identity that is equal for logs of repeats.
 
-    If the log does not show what was trained, its file name is part of the identity, without the number of the repeat,
-    so that unrelated logs do not count as repeats.
+    If the log does not show what was trained, its file name is part of the identity, except what ``_AROUND_EXPERIMENT``
+    matches, so that unrelated logs do not count as repeats.
     """
     outcome = file.outcome
     values = dict(outcome.configuration)

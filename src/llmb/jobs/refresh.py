@@ -87,8 +87,8 @@ def _nodes(match: re.Match[str], log: str) -> tuple[str, ...]:
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> list[str]:
     """Update every job that may have changed, and return warnings.
 
-    Raise InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here, after
-    updating the jobs of all other schedulers.
+    Raise NotWritable if the history is read-only. After updating the jobs of all other schedulers, raise
+    InfrastructureError if one does not answer, EnvironmentProblem if it is not installed here.
     """
     query_s, query = time.time(), store.next_query()
     jobs = store.changeable(query_s - REQUEUE_S)

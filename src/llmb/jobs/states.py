@@ -42,7 +42,7 @@ class FolderState:
     """The number of steps done."""
     planned: int | None = None
     complete: bool = False
-    """True if every step is done, and the last checkpoint exists if it was requested; or if a task succeeded."""
+    """True if every step is done, and no requested checkpoint is found to be missing; or if a task succeeded."""
 
     def end_of(self, job: Job, restarts: int) -> JobEnd | None:
         """Return the recorded end if it belongs to this start of the job, else None."""

@@ -50,7 +50,7 @@ _SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of colum
 
 
 class Damaged(EnvironmentProblem):
-    """Raised if the history of jobs is not an SQLite database, or is corrupt."""
+    """Raised if the history of jobs is not an SQLite database, is corrupt, or is of a development version."""
 
     def __init__(self, what: str, path: Path) -> None:
         do = "run 'llmb jobs rebuild', which renames the file and rebuilds the history from the run folders"
@@ -58,7 +58,7 @@ class Damaged(EnvironmentProblem):
 
 
 class KeyExists(UsageError):
-    """Raised if the history already contains a job with this key, which was submitted or is being submitted."""
+    """Raised if the history already contains a job with this key, or with the same ``retry_of``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Store:
         self.db.execute("PRAGMA query_only = ON")
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Add jobs, and replace jobs that never reached the scheduler; raise KeyExists if another job has the key."""
+        """Add jobs, and replace jobs that never reached the scheduler; raise KeyExists if one is there already."""
         rows = [self._row(job) for job in jobs]
         try:
             with self._transaction():

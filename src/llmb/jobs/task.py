@@ -38,7 +38,7 @@ class TaskRecord(Record):
     subject: str
     """``dataset`` or ``checkpoint``, ``collectives``, ``pairwise`` or ``gpus``, or the node that is checked."""
     workload: str = ""
-    """The workload of a preparation; empty for other tasks, like ``size``, the model's size."""
+    """The workload of a preparation, with the model's size in ``size``; both are empty for other tasks."""
     size: str = ""
     gpus: bool
     gpu_type: str | None
@@ -74,7 +74,7 @@ class TaskOrder(JobOrder):
     secrets: tuple[str, ...] = ()
     """Names of environment variables with secrets that the job needs."""
     sources: tuple[str, ...] = ()
-    """Folders that the job reads."""
+    """Files and folders that the job reads."""
     in_container: bool = True
     measured: bool = False
     """True if the job uses the settings that affect a run's speed: network, boost, bindings."""

@@ -185,7 +185,7 @@ def repeated(job: Job, now_s: float) -> Job:
 
 
 def excluded(*nodes: str | None) -> str | None:
-    """Join different lists of nodes with commas; return None if all are empty."""
+    """Join lists of nodes with commas, each list once; return None if all are empty."""
     return ",".join(dict.fromkeys(filter(None, nodes))) or None
 
 

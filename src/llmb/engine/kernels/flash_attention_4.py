@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashAttention 4 with the interface that torch's hook for it expects; torch imports this module by its name.
 
-The package's functions return more results than torch 2.13 unpacks (4.0.0b36), and its compiler has its own errors.
+The package's functions (4.0.0b36) return more results than torch 2.13 unpacks, and raise errors of their compiler.
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def _call(name: str, results: int, *inputs: Any, **options: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (passed on)
-    """Return the first ``results`` of the package's function ``name``; raise RuntimeError for any of its errors."""
+    """Return the first ``results`` outputs of the package's function ``name``; make any error a RuntimeError."""
     try:
         outputs: tuple[Tensor, ...] = getattr(interface, name)(*inputs, **options)
     except RuntimeError:

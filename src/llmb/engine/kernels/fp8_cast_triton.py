@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 ROWS, COLUMNS = 64, 64
-"""Size of a tile. Its rows in both outputs have 64 bytes: two sectors."""
+"""Size of a tile. Its rows in both outputs have 64 bytes: two sectors of the GPU's memory."""
 WARPS = 8
 MAX_STRIDE = 2**24
-"""Maximum distance between rows, in elements: offsets in tiles of up to 128 rows and columns then fit in 32 bits."""
+"""Maximum distance between rows, in elements: offsets within a tile then fit in 32 bits."""
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def cast_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Cast ``source`` or, unless ACTIVATION is "none", its activation. rows, columns: the shape of the results."""
+    """Cast ``source`` or, unless ACTIVATION is "none", its activation. rows, columns: of each matrix in ``values``."""
     top, left, row, column, inside = _place(rows, columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     source += matrix * source_matrix + top * source_row + left

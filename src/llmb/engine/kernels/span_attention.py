@@ -6,7 +6,7 @@ their own tokens, causally, and to the keys before them, without a mask. Both re
 their scores, as in ring attention (Liu et al., 2023). From the combined result and log-sum-exp, a kernel's own backward
 pass computes the exact contribution of each part to the gradients.
 
-This is one operator, so that only the combined result is saved for the backward pass, compiled or not.
+This is one operator, so that the parts' results are not saved for the backward pass, compiled or not.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,7 +3,7 @@
 
 The documents of packed sequences are represented by masks or, for variable-length attention, by segments. A segment is
 the part of a document, or of an attention chunk of it, that a range of queries covers. Its last query attends to all of
-the segment's keys, the one before it to all but the last, etc. Segments are computed on the host, from the positions at
+the segment's keys, the one before it to all but the last, etc. Segments are computed on the host, from the indices at
 which documents begin, so that nothing waits for the device.
 """
 
@@ -299,7 +299,7 @@ class CausalAttention(nn.Module):
         return self.attend(query, key, value, mask)
 
     def whole(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return attention without documents and without a window, which needs no mask."""
+        """Return attention if there are no documents and no window, so that no mask is needed."""
         batch, seq = query.shape[:2]
         size = self.reach.chunk or seq
         if seq > size:
@@ -351,7 +351,7 @@ class TemperaturePosition(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections around the attention core. This rank's number of heads follows from the size of the projections."""
+    """Attention with projections and norms. This rank's number of heads follows from the size of the projections."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()

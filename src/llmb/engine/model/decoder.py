@@ -28,7 +28,7 @@ class Block(nn.Module):
     """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection.
 
     Its forward pass consists of ``stages``: functions that can each be compiled, recomputed or timed. The module itself
-    is not wrapped, so that parameters keep their names, and that FSDP's hooks are not in compiled code: the compiler
+    is not wrapped, so that parameters keep their names, and FSDP's hooks stay outside of compiled code: the compiler
     would reorder them.
 
     kept: layers with weights that are cast once per step, before the block runs and outside of compiled code. Routed
@@ -202,7 +202,7 @@ def build_norm(model: Model) -> Norm:
 
 
 BLOCK_ELEMENTS = 2**24
-"""Number of values to draw at a time, which limits the additional memory for a large parameter."""
+"""Maximum number of values drawn at a time, which limits the additional memory for a large parameter."""
 
 
 def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:

@@ -13,7 +13,7 @@ from llmb.engine.model.linear import Joined, Linear, local_shard
 
 
 class Replicated(nn.Module):
-    """A layer without matrices. same_tokens: True if all tensor-parallel ranks with replicas have the same tokens."""
+    """A layer without matrices. same_tokens: True if tensor-parallel ranks with replicas have equal inputs."""
 
     same_tokens: bool = False
 

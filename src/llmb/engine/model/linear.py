@@ -35,8 +35,8 @@ from llmb.engine.collectives import Context, Group, finish, fuses, start_gather,
 def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
     """Return this rank's shard of a tensor-parallel parameter (a DTensor), or any other parameter unchanged.
 
-    Ranks with replicas of a parameter process different tokens, so each has a partial sum of the gradient; with
-    ``same_tokens`` each has the full gradient.
+    Ranks with replicas of a parameter process different tokens or heads, so each has a partial sum of the gradient;
+    with ``same_tokens``, they have equal inputs, and each has the full gradient.
     """
     if not isinstance(parameter, DTensor):
         return parameter
@@ -47,7 +47,7 @@ def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, or any other tensor unchanged. For gradients, use ``local_shard``."""
+    """Return this rank's shard of a DTensor, or any other tensor unchanged. Forward passes use ``local_shard``."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -320,7 +320,7 @@ class Linear(nn.Linear):
 
     gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
     are gathered for the product; None if the input is whole. summed_over: the ranks whose products are summed and
-    scattered along the sequence; None if the layer returns its product. adapter: its output is added to the layer's.
+    scattered along the sequence; None if the layer returns its product. adapter: if set, it adds to the output.
     """
 
     gradients: GradientSum | None = None

@@ -48,7 +48,7 @@ def slice_bytes(rows: int, columns: int) -> float:
 def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
     """Return the number of rows or columns per chunk, of ``length`` in total, for at most ``most_bytes`` per chunk.
 
-    width: the number of values in a row or column. The result is at least 1.
+    width: the number of values in a row or column. A chunk of a single one may be larger.
     """
     longest = max(1, int(min(length, most_bytes / (width * itemsize))))
     if longest >= length:
@@ -89,7 +89,7 @@ def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor
 
 
 def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """Compute the same gradient as ``to_gradient``, bit for bit, in an eighth of the time on a CPU."""
+    """Compute the same gradient as ``to_gradient``, bit for bit, in less time on a CPU."""
     into = logits if logits.dtype == log_sums.dtype else None
     gradient = torch.sub(logits, log_sums.unsqueeze(-1), out=into).exp_()
     of_label = (places < 0).float() - 1

@@ -188,10 +188,10 @@ def _select(rows: Tensor, order: Tensor, *, has_gaps: bool) -> Tensor:
 
 
 class Routed(NamedTuple):
-    """Tokens that are routed to experts."""
+    """Tokens that are routed to experts: a micro-batch's, or one of several equal parts of them."""
 
     hidden: Tensor
-    """Input of the router: [batch, seq, hidden]."""
+    """Input of the router for the whole micro-batch: [batch, seq, hidden]."""
     rows: Tensor
     """A copy of a token for each expert that it chose, ordered by expert, [n, hidden]; scaled if the router scales
     inputs. With a capacity, copies may be dropped, and rows may be padding."""
@@ -211,7 +211,7 @@ def unchanged(rows: Tensor) -> Tensor:
 
 
 class Sent(NamedTuple):
-    """Rows for the experts of this rank, which may be in transit.
+    """One part's rows for experts, which may be in transit.
 
     rows: the argument of ``arrive``, which waits for them. counts: rows of each expert, on the device. host_counts:
     ``counts`` on the host, if known. send_back: begins to send outputs to the ranks of their rows; ``complete`` waits
@@ -273,7 +273,7 @@ class MoELayer(nn.Module):
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
-        """Return the number of rows of each expert if this rank's tokens make ``choices`` choices; None if not limited.
+        """Return the number of rows of each expert for tokens that make ``choices`` choices; None if not limited.
 
         This is Megatron-LM's ``get_capacity``, but at most one row per token.
         """
@@ -319,7 +319,7 @@ class MoELayer(nn.Module):
         return Routed(hidden, rows, counts, order, places, weights)
 
     def combine(self, routed: Sequence[Routed], outputs: Sequence[Tensor], shared: Tensor | None) -> Tensor:
-        """Return each token's weighted sum of its experts' outputs, plus the shared expert's output, if any."""
+        """Sum each token's outputs of experts, weighted unless inputs were; add the shared expert's output, if any."""
         sums = [self._sum(part, output) for part, output in zip(routed, outputs, strict=True)]
         summed = (sums[0] if len(sums) == 1 else torch.cat(sums)).view_as(routed[0].hidden)
         return summed if shared is None else shared + summed

@@ -18,7 +18,7 @@ from llmb.runs.attention_choice import AttentionBackend
 
 
 def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> None:
-    """Replace the attention of ``model`` in place; inputs must then be the tokens at this rank's ``rank_positions``."""
+    """Replace the attention cores of ``model``; inputs must then be the tokens at this rank's ``rank_positions``."""
     if mesh.size() == 1:
         return
     group = group_of(mesh)
@@ -65,7 +65,7 @@ class ContextParallelAttention(nn.Module):
         self.core = SpanAttention(group, seq_len, reach, scale)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
-        """Gather keys and values, and return attention; all are [batch, seq_len / ranks, heads, head_dim]."""
+        """Gather keys and values; return attention. Arguments and result: [batch, seq_len / ranks, heads, head_dim]."""
         rows, sizes = (
             torch.cat((key.flatten(2), value.flatten(2)), dim=2),
             [part[0, 0].numel() for part in (key, value)],
@@ -79,7 +79,7 @@ class ContextParallelAttention(nn.Module):
 
 
 class SpanAttention(CausalAttention):
-    """Attention of a rank's queries to the full sequence, span by span, without communication.
+    """Attention of a rank's queries to the full sequence, without communication.
 
     query and result: [batch, seq_len / ranks, heads, head_dim]; key, value: [batch, seq_len, ...].
     """

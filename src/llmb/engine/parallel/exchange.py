@@ -60,7 +60,7 @@ class RankPart:
     """Elements of a parameter that this rank updates: from ``start`` to ``stop`` of its local shard, flattened.
 
     values: fp32. weight: the parameter's elements that values are rounded to; None if values are these elements.
-    gradient: the mean over all ranks, until the update. All are [stop - start].
+    gradient: the mean over all ranks, from its reduction until the update; else None. All are [stop - start].
     """
 
     parameter: nn.Parameter

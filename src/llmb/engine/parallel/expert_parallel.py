@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expert and expert tensor parallelism: each rank holds some of the experts, or shards of them; tokens are exchanged.
 
-A token is sent to the rank of its expert and back (EP; Lepikhin et al., 2021). If an expert is sharded over several
+A token is sent to the ranks of its experts and back (EP; Lepikhin et al., 2021). If an expert is sharded over several
 ranks (ETP), each of these ranks receives all of the expert's tokens and computes a partial sum, as in Megatron-LM.
 """
 
@@ -112,7 +112,7 @@ class ParallelExperts(Experts):
         return [plan.send(part.rows) for plan, part in zip(plans, parts, strict=True)]
 
     def counted(self, counts: Tensor) -> list[Dispatch]:
-        """Exchange the parts' rows for each expert, [parts, experts], with other ranks; plan the exchanges of rows."""
+        """Gather all ranks' numbers of rows for each expert, here [parts, experts]; plan the exchanges of rows."""
         by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
         if self.on_rows:
             self.on_rows(by_etp.view(-1, self.ep.size, self.experts // self.ep.size).sum((0, 2)))
@@ -132,7 +132,7 @@ class ParallelExperts(Experts):
 def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> list[Dispatch]:
     """Plan the exchange of each part from each rank's numbers of rows per expert, [etp, ep, parts, experts].
 
-    This waits for the device.
+    This waits for the device of ``by_etp``.
     """
     # [etp, ep, parts, experts of all] -> [parts, etp, ep, owner, experts of the owner]
     blocks = by_etp.unflatten(-1, (ep.size, -1)).movedim(2, 0)

@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all ranks. mesh: has ``DIMENSIONS``. In torchtitan, each mesh has one dimension."""
+    """This rank's place among all ranks. mesh: has ``DIMENSIONS``. For torchtitan, all meshes are one, of all ranks."""
 
     rank: int
     world_size: int
@@ -97,7 +97,7 @@ def connect_ranks(device: torch.device, timeout: timedelta | None = None, folder
 
 
 def collective_limit(plan: EnginePlan) -> timedelta:
-    """Return the collectives' time limit: the watchdog's longest, so that it reports hangs first, or ``NO_LIMIT``."""
+    """Return the time limit of collectives: the watchdog's longest, so that it reports hangs first, or ``NO_LIMIT``."""
     return timedelta(seconds=plan.stall_limit_s * max(PHASE_LIMITS.values())) or NO_LIMIT
 
 

@@ -120,7 +120,7 @@ def store_host() -> str:
 
 def listen(address: str, port: int) -> socket.socket:
     """Listen on ``address``, or on all interfaces if this node does not have that address (network address translation)
-    or if ``address`` is a name for loopback, as on Debian. Raise EnvironmentProblem if that fails."""
+    or if it is a host's name for loopback, as on Debian. Raise EnvironmentProblem if that fails."""
     try:
         return _listen(address, port)
     except OSError as error:

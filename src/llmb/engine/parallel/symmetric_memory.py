@@ -23,7 +23,7 @@ from llmb.runs.plan import EnginePlan
 TRIED = 256
 """Number of rows of a rank's shard, of inputs and of outputs of the products that are tried before the first step."""
 TOLERANCE = 0.02
-"""The largest permitted difference of bf16 products, relative to the largest value."""
+"""The largest permitted difference of a result, relative to the sum of its expected value and the largest one."""
 
 
 def prepare_fused_products(plan: EnginePlan, ranks: Ranks) -> None:
@@ -42,7 +42,7 @@ def prepare_fused_products(plan: EnginePlan, ranks: Ranks) -> None:
 
 
 def raise_first(reasons: Iterable[str | None]) -> None:
-    """Raise EnvironmentProblem for the first rank with a reason."""
+    """Raise EnvironmentProblem for the first rank with a reason, if any."""
     for rank, reason in enumerate(reasons):
         if reason is not None:
             raise EnvironmentProblem(
@@ -67,7 +67,7 @@ def why_not_fused(plan: EnginePlan, group: Group, device: torch.device) -> str |
 
 
 def products(plan: EnginePlan, group: Group, device: torch.device) -> Tensor:
-    """Return products of random matrices after a gather and before a scatter: in bf16, and FP8 if the run uses it."""
+    """Return products after a gather and before a scatter: in bf16, and in FP8 if the run uses it without emulation."""
     random = torch.Generator(device).manual_seed(group.rank)
     shard, matrix = (
         torch.randn(1, TRIED, TRIED, device=device, dtype=torch.bfloat16, generator=random) for _ in range(2)

@@ -42,7 +42,7 @@ SHARDED_DIM = {
     "down_proj": INPUTS,
     "lm_head": OUTPUTS,
 }
-"""The sharded dimension of a layer's matrix or bias, by the layer's name; everything else is replicated."""
+"""The sharded dimension of a layer's matrix or bias, by the layer's name. Adapters and experts have other rules."""
 PER_HEAD = ("q_norm", "k_norm")
 
 
@@ -84,7 +84,7 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 def held_rows(tokens: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
-    """Return tokens' indices in this rank's ``size`` rows of the embedding, and True for tokens with a row there."""
+    """Return tokens' indices, clamped to this rank's ``size`` rows of the embedding, and True for tokens with a row."""
     rows = tokens - group.rank * size
     held = (rows >= 0) & (rows < size)
     return rows.clamp(0, size - 1), held

@@ -416,7 +416,7 @@ class Fp8Rotated(torch.autograd.Function):
 class CastInput(NamedTuple):
     """A layer's input that is already cast.
 
-    hidden: represents the input in autograd's graph, [..., inputs]; its values are not read.
+    hidden: represents the input in autograd's graph, [..., inputs]; its values are read only if they are cast again.
     """
 
     hidden: Tensor

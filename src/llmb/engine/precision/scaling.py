@@ -251,7 +251,7 @@ Kept = tuple[Tensor, Tensor]
 class Fp8Matrix(nn.Module):
     """A matrix, or a stack of them, that is multiplied in FP8.
 
-    kept: the cast weight, if kept for the micro-batches of a step; else the weight is cast at every use.
+    kept: the cast weight; None if the weight is cast at every use.
     """
 
     def set_scales(self, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:

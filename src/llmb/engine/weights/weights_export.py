@@ -61,7 +61,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
-    """Write weights, an index of several files, and the configuration, with one file's tensors in memory at a time.
+    """Write weights, an index if needed, and the configuration, with one file's tensors in memory at a time.
 
     Raise UsageError if the checkpoint cannot be read, does not match its model or has values that are not finite,
     EnvironmentProblem if the weights cannot be written, and OSError if another file cannot be.

@@ -105,7 +105,7 @@ LEFT_OUT = ("_extra_state", "optimizer.", "rng_state", "rerun_state", "chained_"
 NEMO_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 METADATA_CLASS = ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesStorageMetadata")}
-"""NeMo's metadata also describes objects, which are never read."""
+"""The types that NeMo's metadata may contain; it also describes objects, which are never read."""
 
 
 class NemoTensor(NamedTuple):
@@ -132,7 +132,7 @@ IN_LAYER = {
     "mlp.down_proj.weight": NemoTensor("mlp.linear_fc2.weight", "whole"),
 }
 VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
-"""Tensors with a row per token of the vocabulary, which may be padded with further rows."""
+"""Names of tensors with a row per token of the vocabulary, which may be padded with further rows."""
 
 
 class NemoSource(NamedTuple):
@@ -337,7 +337,7 @@ class HuggingFaceParameters:
 
     files: SafetensorsFiles
     sources: dict[str, tuple[str, ...]]
-    """The stored tensors of each parameter."""
+    """The names of the stored tensors that form each parameter, in order."""
     form: WeightsFormat
     parameters: dict[str, Parameter]
 

@@ -105,7 +105,7 @@ def write_campaign(install: Path, campaign: Campaign) -> None:
 
 
 def read_campaigns(install: Path) -> list[Campaign]:
-    """Read all campaigns, oldest first; raise EnvironmentProblem if one is damaged, UsageError for a foreign link."""
+    """Read campaigns, oldest first; raise EnvironmentProblem if one is unreadable, UsageError for a foreign link."""
     return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
 
 
@@ -152,7 +152,7 @@ def begin_campaign(install: Path, campaign: Campaign, *, start_new: bool) -> Cam
 
 
 def campaign_lock(install: Path, name: str) -> AbstractContextManager[object]:
-    """Lock a campaign; raise EnvironmentProblem if that fails, or another client keeps the lock for two minutes."""
+    """Return the lock ``name`` of campaigns; entering it raises EnvironmentProblem on failure or after two minutes."""
     return file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, "submitting this campaign")
 
 

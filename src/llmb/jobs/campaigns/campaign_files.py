@@ -220,7 +220,7 @@ _Entry: Any = create_model("_Entry", __base__=Record, **_FIELDS)
 
 
 class Task(_Entry):  # an entry's options are its fields
-    """Jobs of one recipe."""
+    """A selection of a workload's jobs, and their settings."""
 
     sweep: dict[str, Texts] = Field(default_factory=dict)
     overrides: CampaignSettings = CampaignSettings()

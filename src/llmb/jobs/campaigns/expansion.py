@@ -87,7 +87,7 @@ class Selection:
 
     @property
     def names_one(self) -> bool:
-        """Return True if a workload is named and no field selects several recipes, so dtype and scale have defaults."""
+        """Return True if a workload is named without lists or filters; dtype and scale then have defaults."""
         limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
@@ -212,7 +212,7 @@ class Draft:
             self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """Set a key from text, split at commas if it accepts several; raise UsageError if empty, or as ``set`` does."""
+        """Set a key from text, split at commas if listed; raise UsageError if no value is left, or as ``set`` does."""
         option = None if key.startswith(ENVIRONMENT) else self._option(key)
         listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)

@@ -80,7 +80,7 @@ class CampaignContext:
         return self.site.install
 
     def gpu_type(self, values: Mapping[str, Any]) -> str | None:
-        """Return the default GPU type of jobs with these options; raise UsageError if an option is invalid."""
+        """Return the default GPU type, if any, of jobs with these options; raise UsageError if an option is invalid."""
         options = read_job_options(self.site, values, self.environ, sys.executable)
         return scheduler_of(self.site).defaults(self.site, options).gpu_type
 
@@ -117,7 +117,7 @@ class Proposal:
     left_out: Sequence[str] = ()
     """Jobs that were not named and cannot run, with reasons."""
     queued: Campaign | None = None
-    """An earlier campaign with the same jobs, all queued."""
+    """An earlier campaign with the same jobs, all queued, if any."""
 
     @property
     def remaining(self) -> list[PlannedJob]:
@@ -235,7 +235,7 @@ def _known(name: str) -> Option:
 
 
 def selection_of(values: Mapping[str, Any]) -> Selection:
-    """Build the selection from option values; lists are separated by commas. Raise UsageError if any is invalid."""
+    """Build the selection from option values (lists have commas); raise UsageError if any are invalid or conflict."""
     fields: dict[str, Any] = {}
     for name, option in options_of(Selection).items():
         value = values.get(name)
