@@ -64,7 +64,7 @@ def test_imbalance_scales_what_experts_compute_and_exchange(llmb: Run) -> None:
         ((*ASKED, "--gpu-mtbf-h", "inf"), "must be finite"),
         ((*ASKED, "--imbalance", "1.3"), "--imbalance is for experts that are distributed over ranks"),
         ((*asked, "--imbalance", "17"), "one of 16 ranks has at most 16 times the mean"),
-        ((*asked, "--imbalance", "2", "--force-load-balancing"), "here all experts process equally many tokens"),
+        ((*asked, "--imbalance", "2", "--force-load-balancing"), "here every expert computes the same number of rows"),
     ):
         done = llmb(*options, code=2)
         assert problem in done.stderr
@@ -248,6 +248,8 @@ def test_the_cost_of_a_training_and_messages_beyond_nvlink_are_shown(llmb: Run) 
     text = " ".join(llmb("predict", *moe, "--tokens", "15e12", "--price", "2").stdout.split())
     assert f"EP beyond NVLink {1000 * crossing['added_s']:+,.0f} ms" in text
     assert "price per 15T tokens" in text and "MWh per 15T tokens" in text
+    unpriced = llmb("plan", *moe, "--top", "2", "--ep", "16", "--tokens", "15e12").stdout
+    assert "training on 15T tokens" in unpriced and "price" not in unpriced.partition("training on")[2]
     planned = llmb("plan", *moe, "--top", "2", "--ep", "16", "--price", "2").stdout
     assert "EP over 16 GPUs spans 2 NVLink domains of 8, which adds to the step: +" in planned
     assert "not searched: TP above 8, offloading to the CPU" in planned

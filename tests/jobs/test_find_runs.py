@@ -104,7 +104,7 @@ def test_runs_are_found_by_the_days_on_which_they_started(install: Path) -> None
     assert found("2026-11-01..2026-11-19", install).runs == ()
     with pytest.raises(UsageError, match="ends before it begins"):
         found("2026-11-07..2026-11-01", install)
-    with pytest.raises(UsageError, match="has an invalid date"):
+    with pytest.raises(UsageError, match="is not a valid date"):
         found("2026-02-30", install)
 
 

@@ -13,7 +13,7 @@ from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.base.trust import foreign_link
 from llmb.runs import experiment
 from llmb.runs.experiment import create_run_folder, release_checkpoints, run_parent
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, new_numbered, write_newest
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_job, read_record, write_record
 
@@ -99,6 +99,14 @@ def test_a_run_folder_behind_another_users_link_is_not_followed(
         with pytest.raises(PermissionError, match="another user's link"):
             read(linked)
     assert read_record(target).plan == plan
+    for place, write in {
+        ".llmb/bench": lambda path: write_newest(path / "node" / "gemm.json", "{}"),
+        "acceptance": lambda path: new_numbered(path, "one", Path.mkdir),
+    }.items():
+        (install / place).parent.mkdir(parents=True, exist_ok=True)
+        (install / place).symlink_to(tmp_path / "own")
+        with pytest.raises(UsageError, match="another user's link, which is not followed"):
+            write(install / place)
     create_run_folder(install, plan)
     parent.rename(tmp_path / "moved")
     parent.symlink_to(tmp_path / "moved")

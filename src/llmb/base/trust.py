@@ -15,9 +15,8 @@ from pathlib import Path
 from llmb.base.errors import UsageError
 
 ADMINISTRATOR = 0
-WORKLOADS = "workloads"
-STATE_FOLDER = ".llmb"
-"""The folder in the root for llmb's own records, such as the history and the installer's state."""
+SHARED = WORKLOADS, ACCEPTANCES, STATE_FOLDER = "workloads", "acceptance", ".llmb"
+"""Folders in the root: the last one is for llmb's own records, such as the history and the installer's state."""
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:
@@ -42,7 +41,7 @@ def foreign_link(path: Path) -> Path | None:
     root's owner and of the system's administrator are followed, and so are all links above the root.
     """
     places = [path, *path.parents]
-    depth = next((number for number, place in enumerate(places) if place.name in (WORKLOADS, STATE_FOLDER)), None)
+    depth = next((number for number, place in enumerate(places) if place.name in SHARED), None)
     if depth is None or depth + 1 == len(places):
         return None
     trusted = (ADMINISTRATOR, os.geteuid(), _owner(places[depth + 1]))

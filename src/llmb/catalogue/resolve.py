@@ -216,8 +216,8 @@ def _unspecified(
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
-    """Return the scales of a workload's size on a GPU type, by dtype; the request's scale is ignored, and its dtype
-    affects only the default release. Raise UsageError for an unknown name, or a release without a layout."""
+    """Return the scales of a workload's size on a GPU type, by dtype. The request's scale is ignored; its dtype only
+    affects which release is chosen by default or for ``mb``. Raise UsageError if it names nothing known."""
     workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request, _gpu_type(catalogue, workload, request))
     scales: dict[str, ScaleChoices] = {}

@@ -84,7 +84,7 @@ class Checked:
             min=0, help="GPUs that each node should have. Default: from cluster_config.yaml, else by GPU type."
         ),
     ] = None
-    disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Size of the test file on each file system.")] = (
+    disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Maximum size of a file system's test file.")] = (
         DISK_BYTES // MIB
     )
     no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not write a file to measure file systems.")] = False
@@ -383,4 +383,4 @@ def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
                 settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
             return run.record, settings
     what = f"no run that '{text}' selects recorded settings of its nodes"
-    raise UsageError(what, do="pass a run of llmb that was not started with --no-resources")
+    raise UsageError(what, do="pass a run of llmb's engine, or a Slurm job, that was not started with --no-resources")

@@ -96,7 +96,7 @@ def _print_as_reference(
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_output(FORMATS[form](report))
     if not report.successes:
-        raise RunFailed(f"no run has step times for the complete window {window}", where=str(folder))
+        raise RunFailed(f"no run has a finite value and a time for each step of {window}", where=str(folder))
 
 
 def _documented_window(logs: Iterable[Path]) -> str:

@@ -407,7 +407,7 @@ def prepare() -> None:
 
     - `llmb prepare verify finetune_llama3 70b`: what is prepared, and the commands for the rest
 
-    - `llmb prepare submit finetune_llama3`: the same, in jobs on a cluster
+    - `llmb prepare submit finetune_llama3`: dataset and checkpoint, in jobs on a cluster
 
     - `llmb prepare image nvcr.io/nvidia/nemo:26.04.01`: an image file for jobs
     """

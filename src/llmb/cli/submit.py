@@ -88,7 +88,7 @@ class Again:
 
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed."),
+        typer.Option("--resume", help="On a cluster, resume the file's newest unfinished campaign as it was queued."),
     ] = False
     start_new: Annotated[bool, typer.Option("--new", help="Start a new campaign even if an equal one exists.")] = False
 

@@ -18,8 +18,8 @@ from llmb.runs.record import BegunJob, RunRecord, begin_attempt, now, read_recor
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Record that the run starts or restarts, with its job and nodes, and link its files under any documented names.
 
-    Raise UsageError if another job started this run, BrokenRecord or OSError if a file is unusable. If no restart is
-    left, record that the run failed, and raise InfrastructureError.
+    Raise UsageError if ``check_single`` does, BrokenRecord or OSError if a file is unusable. If no restart is left,
+    record that the run failed, and raise InfrastructureError.
     """
     spec = read_spec(folder)
     job = find_scheduler(spec.scheduler).current_job(environ)

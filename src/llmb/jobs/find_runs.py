@@ -283,9 +283,9 @@ def _days(first: str, last: str) -> tuple[float, float]:
     try:
         start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
     except ValueError as error:
-        do = "pass dates such as 2026-11-01..2026-11-07"
-        text = first if first == last else f"{first}..{last}"
-        raise UsageError(f"'{text}' has an invalid date", do=do) from error
+        do = "pass a date such as 2026-11-01, or a range such as 2026-11-01..2026-11-07"
+        what = f"'{first}' is not a valid date" if first == last else f"'{first}..{last}' contains an invalid date"
+        raise UsageError(what, do=do) from error
     if end < start:
         raise UsageError(f"'{first}..{last}' ends before it begins", do=f"pass {last}..{first}")
     return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()

@@ -137,7 +137,7 @@ def _has_content(path: Path) -> bool:
         return False
     except OSError as error:
         what = f"the history of jobs cannot be read: {error.strerror}"
-        raise EnvironmentProblem(what, where=str(path), do="check the permissions of the file, and its disk") from error
+        raise EnvironmentProblem(what, where=str(path), do="check the permissions of its folders") from error
 
 
 def _is_own(install: Path) -> bool:

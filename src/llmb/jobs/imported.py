@@ -56,8 +56,8 @@ class Import:
 def import_archive(path: Path, install: Path, say: Callable[[str], None]) -> Import:
     """Add the runs of an archive that the install root lacks; change no existing run.
 
-    All files are checked before the first run is added, and each run appears complete. Raise UsageError if the archive
-    is not accepted or for a foreign link, EnvironmentProblem if it cannot be unpacked or a file cannot be written.
+    All files are checked before the first run is added. Raise UsageError if the archive is rejected or another user's
+    link is in the path, EnvironmentProblem if it cannot be unpacked, or a file cannot be written or locked.
     """
     place = install / WORKLOADS
     check_links(place / "any")

@@ -241,7 +241,7 @@ def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
         raise UsageError("--imbalance is for experts that are distributed over ranks", do=do)
     if plan.force_load_balancing or plan.capacity_factor is not None:
         raise UsageError(
-            "--imbalance is for tokens that the router distributes; here all experts process equally many tokens",
+            "--imbalance is for experts with different loads; here every expert computes the same number of rows",
             do="pass --capacity-factor 0 without --force-load-balancing, or omit --imbalance",
         )
     if imbalance > plan.recipe.layout.ep:

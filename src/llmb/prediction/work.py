@@ -240,8 +240,8 @@ class RankWork:
         return 2.0 * (self.sizes.query + self.sizes.attended) * kind.pairs * layout.mbs / layout.cp
 
     def _moved(self, kind: LayerKind) -> tuple[float, float]:
-        """Return the bytes that norms, residual sums, rotary embeddings and activations move in the forward and in the
-        backward pass, which reads the same inputs and a gradient."""
+        """Return the bytes that operators between products move in the forward and in the backward pass: norms, sums,
+        rotary embeddings, activations, also recomputed ones, and adapters, which count in the backward pass."""
         sizes, gated = self.sizes, self.sizes.products
         between = sizes.hidden * sizes.between
         norms, sums, rotary = 2 * 2, 2 * 3, 2

@@ -406,14 +406,14 @@ class LayoutPlan(Shown):
         return [*rows, (_own_name(self.recipe), self.own)] if isinstance(self.own, Candidate) else rows
 
     def _training_table(self) -> Table:
-        priced = self.price is not None
+        priced = [f"price: {self.price:g} per GPU hour"] if self.price is not None else []
         columns: list[Column[tuple[str, TrainingCost | None]]] = [
             *texts(": 0", right=True),
             *numbers("days: 1.days", "GPU hours: 1.gpu_hours", "MWh at most: 1.energy_mwh_at_most"),
             *(numbers("price: 1.price") if priced else ()),
         ]
         costs = [(name, self.training(one)) for name, one in self.rows]
-        notes = ["energy: of GPUs alone, at their power limit", *([f"price: {self.price:g} per GPU hour"] * priced)]
+        notes = ["energy: of GPUs alone, at their power limit", *priced]
         title = f"PREDICTED training on {_trillions(self.tokens or TRILLION)} tokens"
         return table_of(title, costs, columns, caption=notes)
 

@@ -277,7 +277,7 @@ class Choices(Record):
         ),
     ] = DEFAULT_STALL_LIMIT_S
     resources: Annotated[
-        bool, _training(negates=True, help="Do not sample GPUs, CPU and memory of the nodes during the run.")
+        bool, _training(negates=True, help="Do not record the nodes' settings, or sample their GPUs, CPU and memory.")
     ] = True
     resource_interval_s: Annotated[
         float,

@@ -18,7 +18,7 @@ from llmb.base.input_files import MOST_JSON_BYTES, check_values, open_regular, r
 from llmb.base.missing import Missing
 from llmb.base.record import first_problem
 from llmb.base.shown_text import printable
-from llmb.base.trust import check_owner, config_folder
+from llmb.base.trust import check_links, check_owner, config_folder
 from llmb.readers.profiles import NCCL_FOLDER, NETWORK_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class RunFolder:
         return self.path / f"sbatch_{self.name}.out"
 
     def steps_of_attempt(self, number: int) -> Path:
-        """Return the file with all steps at the end of attempt ``number``, written when the next attempt starts."""
+        """Return the file with the run's steps up to the end of attempt ``number``; the next attempt writes it."""
         return self.path / f"metrics-attempt{number}.jsonl"
 
     def resources_of(self, node: str) -> Path:
@@ -280,7 +280,8 @@ BEFORE = ".before"
 
 
 def write_newest(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, and keep an existing file as the only older version. Raise NotWritable on failure."""
+    """Write ``text`` to ``path``; keep an existing file as the only older version. Raise NotWritable or UsageError."""
+    check_links(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -290,6 +291,7 @@ def write_newest(path: Path, text: str) -> None:
 
 def new_numbered(folder: Path, name: str, create: Callable[[Path], object]) -> Path:
     """Return the first of ``name``, ``name-2``, ... in ``folder`` for which ``create`` raises no FileExistsError."""
+    check_links(folder)
     number = 1
     while True:
         path = folder / (name if number == 1 else f"{name}-{number}")

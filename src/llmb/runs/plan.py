@@ -78,7 +78,7 @@ class TrainingInputs(Record):
 
 
 class PredictedStep(Record):
-    """The prediction of ``llmb predict`` for a run before it starts.
+    """The prediction for a run before it starts, by the rates of its program, as ``--software`` of ``llmb predict``.
 
     The seconds by cause in ``breakdown_s`` sum to ``step_time_s``, whose 95 % interval is ``ci95_s``.
     """

@@ -88,7 +88,7 @@ class Loss(Record):
 
 
 class Parameters(Record):
-    """Numbers of parameters; ``active`` omits experts that do not process a token."""
+    """Numbers of parameters; ``active`` counts those that process one token, so only the top-k routed experts."""
 
     total: int
     active: int

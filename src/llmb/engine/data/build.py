@@ -195,8 +195,8 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
         raise UsageError(
             f"the dataset of this run cannot be used:{itemized(problems)}",
             where=plan.dataset.path if plan.dataset else None,
-            do=f"prepare it again with 'llmb prepare dataset {plan.recipe.workload} {plan.recipe.size} --force' and "
-            "the same --source, or pass another with --dataset (to resume, the checkpoint's); then run again",
+            do=f"prepare it again with the options of the last time and --force ('llmb prepare dataset "
+            f"{plan.recipe.workload} {plan.recipe.size}'), or pass another with --dataset (to resume, the same one)",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from llmb.base.errors import UsageError
 from llmb.base.shown_text import counted
-from llmb.base.trust import STATE_FOLDER
+from llmb.base.trust import ACCEPTANCES, STATE_FOLDER
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
 from llmb.jobs.locks import file_lock
@@ -33,8 +33,6 @@ from llmb.nodes.bench.slow_gpus import compare_parts, gpus_document, outlier_rul
 from llmb.runs.folder import BrokenRecord, new_numbered, read_stored, write_atomically, writing
 from llmb.runs.record import now
 
-ACCEPTANCES = "acceptance"
-"""Name of the folder of all acceptances in the install root."""
 REQUEST, RESULT = "request.json", "result.json"
 PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
 COVERAGE = "coverage"

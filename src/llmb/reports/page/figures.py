@@ -267,7 +267,7 @@ STANDS_OUT_PCT = 1.0
 
 
 def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
-    """Plot by how much each rank's own work takes longer than the median rank's, while other ranks wait."""
+    """Plot how much longer each rank's own work takes than the median rank's; Missing without comparable times."""
     if run.record is None or run.recipe is None:
         return Missing(NO_STEPS)
     if run.recipe.layout.gpus < 2:

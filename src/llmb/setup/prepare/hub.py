@@ -230,8 +230,9 @@ def _explained(error: Exception, name: str, page: str, local: str = "--source") 
     if status is not None:
         what = f"the hub answered {status} for {name}"
         return Refusal(InfrastructureError(what, do="retry later"))
-    do = f"run this command on a machine with network access, or pass local files with {local}"
-    return Refusal(EnvironmentProblem(f"the hub cannot be reached: {_first_line(error)}", do=do))
+    what = f"the hub cannot be reached, or a download failed: {_first_line(error)}"
+    do = f"repeat the command on a machine with a network, or pass local files with {local}"
+    return Refusal(EnvironmentProblem(what, do=do))
 
 
 def _is_local(error: BaseException) -> bool:

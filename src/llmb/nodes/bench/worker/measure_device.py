@@ -205,7 +205,7 @@ HEAD_START_CYCLES = 20_000_000
 
 
 class AttentionChoices:
-    """Chooses attention backends as the engine does, trying each shape once."""
+    """Chooses attention backends as the engine does, but does not check results; tries each shape once."""
 
     def __init__(self, device: torch.device, job: CaseList) -> None:
         self.device, self.job = device, job
