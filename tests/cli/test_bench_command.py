@@ -151,6 +151,7 @@ def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text)
         ("collectives alltoall --experts -w pretrain_mixtral", 2, "does not accept COLLECTIVE"),
         ("collectives --experts -w pretrain_mixtral -s tiny --scale 2 --ep 1 --device cpu", 2, "because EP is 1"),
         ("collectives --experts -w pretrain_mixtral -s tiny --scale 2 --ep 2 --device cpu --ranks 3", 2, "over EP 2"),
+        ("collectives --pairwise --experts -w x", 2, "--pairwise cannot be combined with --experts, --workload"),
         ("collectives --wait", 2, "--wait requires a queued job"),
         ("gpus --dry-run", 2, "--dry-run requires a queued job"),
         ("list --benchmark gem", 2, "did you mean 'gemm'?"),

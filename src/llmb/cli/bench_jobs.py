@@ -373,15 +373,15 @@ def collectives(
     if experts:
         request = _of_experts(request, shapes, placed, flags_of(ctx, SWEEP))
         placed = placed if placed.ranks or placed.is_job(given) else replace(placed, ranks=request.ranks)
-    elif of_recipe := flags_of(ctx, shapes):
-        raise UsageError(f"--{next(iter(of_recipe)).replace('_', '-')} is only for --experts", do="add --experts")
+    elif of_recipe := [f"--{name.replace('_', '-')}" for name in flags_of(ctx, shapes)]:
+        raise UsageError(f"{of_recipe[0]} is only for --experts", do=f"add --experts, or omit {of_recipe[0]}")
     if placed.is_job(given):
         _in_a_job(BenchJobRequest(values, placed), request, placed)
     else:
         _here(request, placed)
 
 
-SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__))
+SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__, "experts", *NAMES))
 """Options that a pairwise measurement does not accept."""
 
 
@@ -410,7 +410,7 @@ def _check_ranks(sweep: CollectiveRequest, ranks: int) -> None:
         )
     if sweep.ranks not in (None, ranks):
         what = f"the recipe exchanges tokens over EP {sweep.ranks}, but {ranks} ranks would measure"
-        raise UsageError(what, do=f"pass --ranks and --nodes for {sweep.ranks} ranks, or --ep {ranks}")
+        raise UsageError(what, do=f"pass --ranks and --nodes for {sweep.ranks} ranks, or --ep {ranks} if valid")
 
 
 def _here(sweep: CollectiveRequest, placed: Placed) -> None:
