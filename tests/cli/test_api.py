@@ -240,8 +240,8 @@ def test_a_run_by_its_label_is_parsed_calibrates_and_is_on_a_page(
         (lambda: llmb.compare("x", vary="tp"), "vary is 'tp'; it must be a list of texts"),
         (lambda: llmb.list_runs(limit=-1), "limit is -1; it must be a whole number from 0 to 9223372036854775807"),
         (lambda: llmb.result("x", on_message="x"), "on_message is 'x'; it must be a function"),  # type: ignore[arg-type]
-        (lambda: llmb.parse("~nouser/x"), "this is not a path: Could not determine home directory."),
-        (lambda: llmb.judge("a/" * 3000), "this is not a path: it is too long"),
+        (lambda: llmb.parse("~nouser/x"), "this path cannot be used: Could not determine home directory."),
+        (lambda: llmb.judge("a/" * 3000), "this path cannot be used: it is too long"),
     ],
 )
 def test_the_error_says_what_an_argument_must_be(call: Callable[[], object], what: str) -> None:

@@ -136,7 +136,7 @@ def test_a_failed_command_reports_its_error_though_quiet_and_leaves_the_file_of_
     target = tmp_path / "shown.txt"
     target.write_text("before")
     done = llmb("show", "pretrain_llama3.1", "7b", "--quiet", "--output", target, code=2)
-    assert "unknown size of pretrain_llama3.1 '7b'" in done.stderr
+    assert "unknown pretrain_llama3.1 size '7b'" in done.stderr
     assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
 
 
@@ -289,4 +289,4 @@ def test_one_word_is_enough(command: str, llmb: Run, tmp_path: Path) -> None:
 def test_one_word_leads_as_far_as_what_is_missing(command: str, llmb: Run) -> None:
     assert FAILING[command] in llmb(*CALLS[command]).stderr
     wrong = [word.replace("_8b", "_9b").replace("_tiny", "_9b") for word in CALLS[command]]
-    assert "unknown size of " in llmb(*wrong, code=2).stderr
+    assert " size '9b'" in llmb(*wrong, code=2).stderr

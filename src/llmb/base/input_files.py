@@ -109,10 +109,10 @@ def parse_path(text: str | Path) -> Path:
         path = Path(text).expanduser()
         path.lstat()
     except (RuntimeError, ValueError) as error:  # ~NAME of an unknown user, or a null character
-        raise UsageError(f"this is not a path: {error}", where=str(text)[:MOST_SHOWN]) from error
+        raise UsageError(f"this path cannot be used: {error}", where=str(text)[:MOST_SHOWN]) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise UsageError("this is not a path: it is too long", where=str(text)[:MOST_SHOWN]) from error
+            raise UsageError("this path cannot be used: it is too long", where=str(text)[:MOST_SHOWN]) from error
     return path
 
 

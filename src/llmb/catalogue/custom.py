@@ -37,9 +37,8 @@ def check_is_listed(name: str) -> None:
     """Raise UsageError for the workload of a user's model, which only a file describes."""
     if name.startswith(USER_WORKLOAD):
         what = f"{USER_WORKLOAD} requires a file that describes the model"
-        raise UsageError(
-            what, do="pass the file with --model-config, in 'show', 'metrics', 'predict', 'plan', 'memory' or 'run'"
-        )
+        do = "pass the file with --model-config, in 'show', 'metrics', 'predict', 'plan', 'memory' or 'run'"
+        raise UsageError(what, do=do)
 
 
 def custom_workload(template: Path, own: UserModel) -> WorkloadFile:

@@ -89,7 +89,7 @@ class Overrides(LayoutSizes):
     last_stage_layers: Annotated[int | None, _size(help="Layers of the last pipeline stage.", minimum=0)] = None
     sequence_parallel: Annotated[
         bool | None,
-        Option(help="Do not shard the sequence between tensor parallel layers.", panel=LAYOUT_PANEL, negates=True),
+        Option(help="Do not shard the sequence outside tensor parallel layers.", panel=LAYOUT_PANEL, negates=True),
     ] = None
 
     def explicit(self) -> dict[str, int]:
@@ -120,15 +120,15 @@ class Request:
         int | None,
         Option(
             flags=("-n", "--gpus", "--scale"),
-            help="Number of GPUs, or processes on a CPU. Default: detected (run, accept), else the recipe's smallest.",
+            help="Number of GPUs, or processes on a CPU. Default: detected (run: at most 2 on a CPU; accept), "
+            "else the recipe's smallest.",
             minimum=1,
         ),
     ] = None
     gpu_type: Annotated[
         str | None,
         Option(
-            help="GPU type of the catalogue, or cpu. Default: detected by 'run' and 'bench'; for jobs, the setting; "
-            "else the recipe's first.",
+            help="GPU type of the catalogue, or cpu. Default: detected by 'run' and 'bench', else the recipe's first.",
             form=WORD,
         ),
     ] = None
@@ -287,7 +287,7 @@ def sized_workload(catalogue: Catalogue, name: str, size: str) -> WorkloadFile:
     if size not in sizes_of(workload):
         if size in catalogue.undescribed.get(name, ()):
             raise _undescribed(catalogue, name)
-        raise unknown(f"size of {name}", size, sizes_of(workload))
+        raise unknown(f"{name} size", size, sizes_of(workload))
     return workload
 
 
@@ -331,9 +331,10 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
     types = gpu_types_of(workload, request.size)
     if request.gpu_type is None:
         return types[0]
-    if request.gpu_type == CPU and CPU not in types:
+    if request.gpu_type not in types and request.gpu_type in (*catalogue.gpus, CPU):
         do = "pass one of these with --gpu-type; 'llmb list' marks sizes that train on a CPU with 'cpu'"
-        raise UsageError(f"{request.workload} {request.size} does not run on a CPU", choices=types, do=do)
+        what = f"{request.workload} {request.size} has no layout for {request.gpu_type}"
+        raise UsageError(what, choices=types, do=do)
     if request.gpu_type not in types:
         raise unknown("GPU type", request.gpu_type, [*catalogue.gpus, CPU] if CPU in types else types)
     return request.gpu_type
@@ -352,7 +353,7 @@ def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | N
     if request.release not in releases:
         if not releases:
             raise UsageError(f"size {request.size} belongs to no release", do="omit --release")
-        raise unknown("release", request.release, releases)
+        raise UsageError(f"{request.workload} {request.size} has no release '{request.release}'", choices=releases)
     if not _choices(workload, request.size, gpu_type, request.release):
         having = [each for each in releases if _choices(workload, request.size, gpu_type, each)]
         what = f"release {request.release} has no layout of {request.workload} {request.size} for {gpu_type}"
@@ -381,7 +382,7 @@ def _choices(workload: WorkloadFile, size: str, gpu_type: str, release: str | No
 def _dtype(dtypes: Sequence[str], choices: Sequence[_Choice], request: Request, gpu_type: str) -> Dtype:
     if request.dtype is not None:
         if request.dtype not in dtypes:
-            raise unknown("dtype", request.dtype, dtypes)
+            raise UsageError(f"this recipe has no dtype '{request.dtype}'", choices=dtypes)
         return Dtype(request.dtype)
     usual = Dtype.FP32 if gpu_type == CPU else Dtype.BF16
     fitting = [choice.table for choice in choices if request.scale in (None, *(row.gpus for row in choice.table.rows))]
@@ -566,7 +567,7 @@ def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]
         raise UsageError("--all-scales and --scale cannot be combined", do="pass only one")
     listed = listed_scales(catalogue, request)
     if request.dtype is not None and request.dtype not in listed:
-        raise unknown("dtype", request.dtype, listed)
+        raise UsageError(f"this recipe has no dtype '{request.dtype}'", choices=listed)
     return {
         dtype: [
             resolve(catalogue, replace(request, dtype=dtype, scale=scale))

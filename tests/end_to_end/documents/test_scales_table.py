@@ -87,7 +87,7 @@ def test_every_table_fits_eighty_columns(workload: str, size: str, release: str,
 def test_a_scale_and_all_scales_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="--all-scales and --scale cannot be combined"):
         all_scales(CATALOGUE, Request(workload="pretrain_llama3.1", size="8b", scale=8))
-    with pytest.raises(UsageError, match="unknown dtype 'fp9'"):
+    with pytest.raises(UsageError, match="this recipe has no dtype 'fp9'"):
         all_scales(CATALOGUE, Request(workload="pretrain_llama3.1", size="8b", dtype="fp9"))
 
 

@@ -183,7 +183,7 @@ pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
         "jobs.yaml:3: pretrain_llama3.1_8b.scales: scales is 'x'; it must be a whole number of at least 1",
         "jobs.yaml:4: pretrain_llama3.1_8b.overrides.tpp: unknown key 'tpp'; did you mean 'tp'?;"
         " use an option as key; see 'llmb submit --help-all'",
-        "jobs.yaml:5: unknown size of pretrain_llama3.1 '9b'; did you mean '8b'?; valid: 8b, 70b, 405b, tiny",
+        "jobs.yaml:5: unknown pretrain_llama3.1 size '9b'; did you mean '8b'?; valid: 8b, 70b, 405b, tiny",
         "jobs.yaml:7: pretrain_nemotron4_15b.proxy: proxy is 'perhaps'; it must be true or false",
     ]
 

@@ -93,11 +93,11 @@ def test_proxies_are_taken_where_they_are_asked_for(catalogue: Catalogue) -> Non
     ("selection", "words"),
     [
         ({"workloads": ("pretrain_lama3.1",)}, "unknown workload 'pretrain_lama3.1'; did you mean 'pretrain_llama3.1'"),
-        ({"workloads": (f"{LLAMA}_80b",)}, "unknown size of pretrain_llama3.1 '80b'; did you mean '70b'?"),
+        ({"workloads": (f"{LLAMA}_80b",)}, "unknown pretrain_llama3.1 size '80b'; did you mean '70b'?"),
         ({"sizes": ("8B",)}, "unknown size '8B'; did you mean '8b'?"),
         ({"dtypes": ("bf61",)}, "unknown dtype 'bf61'; did you mean 'bf16'?"),
         ({"workloads": (f"{LLAMA}_8b",), "gpu_type": "h1000"}, "unknown GPU type 'h1000'; did you mean 'h100'?"),
-        ({"workloads": (LLAMA,), "sizes": ("8b",), "release": "25.4"}, "unknown release '25.4'"),
+        ({"workloads": (LLAMA,), "sizes": ("8b",), "release": "25.4"}, "pretrain_llama3.1 8b has no release '25.4'"),
         ({"workloads": (LLAMA, NEMOTRON), "max_scale": 4}, "no recipe has the requested size, scale and GPU type"),
     ],
 )
