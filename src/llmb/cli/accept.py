@@ -77,7 +77,7 @@ class Duration:
 
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, max=MOST_MINUTES, help="Minutes after which no run is repeated. Default: 30; 5 on a CPU."),
+        typer.Option(min=0, max=MOST_MINUTES, help="After these minutes, repeat no run here. Default: 30; 5 on a CPU."),
     ] = None
     set_name: Annotated[
         str | None,
@@ -86,7 +86,7 @@ class Duration:
         ),
     ] = None
     checks: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Checks or areas to run, as in 'llmb doctor --only'.")
+        str | None, typer.Option(metavar="NAME,...", help="Checks or areas to run, as in 'llmb doctor --only'.")
     ] = None
     start_new: Annotated[
         bool, typer.Option("--new", help="Start again instead of resuming an interrupted acceptance.")

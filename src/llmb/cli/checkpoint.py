@@ -79,7 +79,7 @@ def export_(
     ] = False,
     base: Annotated[
         Path | None,
-        typer.Option("--base", help="With --merge: the base's checkpoint. Default: the path used in training."),
+        typer.Option("--base", help="With --merge: the base's checkpoint. Default: its path at training or import."),
     ] = None,
     no_verify_checkpoint: Annotated[
         bool, typer.Option("--no-verify-checkpoint", help="Do not verify the checksums of the checkpoint's files.")

@@ -64,7 +64,7 @@ def show(
     size: Annotated[
         str | None,
         typer.Option(
-            "-s", "--size", help="Model size. Default: the workload's first (CPU: tiny).", autocompletion=complete_size
+            "-s", "--size", help="With -w: model size. Default: its first (CPU: tiny).", autocompletion=complete_size
         ),
     ] = None,
     partition: Annotated[

@@ -143,7 +143,7 @@ def _find(words: str, *, as_json: bool) -> None:
         print_output({"pages": [page.document(heading=heading) for page, heading in found]})
         return
     if not found:
-        do = "use fewer words; 'llmb docs' lists all pages"
+        do = "use fewer or other words; 'llmb docs' lists all pages"
         raise UsageError(f"no page of the documentation contains all the words '{words}'", do=do)
     rows = [(page.name, page.title, heading if heading != page.title else "") for page, heading in found]
     print_output(rows_table(f"pages on '{words}'; 'llmb docs PAGE' prints one", ("page", "title", "under"), rows))

@@ -278,7 +278,7 @@ def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> No
 def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
     """Print the last check; raise UsageError without one, EnvironmentProblem if unreadable, RunFailed if it failed."""
     if several.partition or several.every:
-        raise UsageError("--last cannot be combined with --partition or --all", do="use --nodes LIST instead")
+        raise UsageError("--last cannot be combined with --partition or --all", do="omit them, or pass --nodes LIST")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
     try:
         result = stored(folder)
