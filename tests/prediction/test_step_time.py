@@ -107,6 +107,19 @@ def test_halves_expose_half_of_the_messages_of_experts(row: str, workload: str, 
     assert line.split("|")[2:5] == [*cells, f" {100 * (steps[1] / steps[0] - 1):+.0f} % "]
 
 
+def test_halves_of_tokens_are_multiplied_in_turn_and_only_by_the_engine() -> None:
+    whole, halves = (
+        planned("8x7b", 64, workload="pretrain_mixtral", choices=Choices(communication=way))
+        for way in ("overlapped", "halves")
+    )
+    rates = rates_of(CATALOGUE.rates, "llmb")
+    experts = [nominal_step(plan, H100, rates).terms(rates)["products of experts"] for plan in (whole, halves)]
+    assert experts[1] > experts[0]  # each call fills the last wave on its own
+    for software in CATALOGUE.rates.software.keys() - {"llmb"}:
+        others = rates_of(CATALOGUE.rates, software)
+        assert nominal_step(halves, H100, others) == nominal_step(whole, H100, others)
+
+
 def test_full_tiles_and_waves_take_no_longer_and_one_more_tile_takes_a_wave() -> None:
     assert filled(132, 128 * 132, 256) == 1
     assert filled(132, 128 * 133, 256) == pytest.approx(2 * 132 / 133)

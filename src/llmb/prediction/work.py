@@ -129,7 +129,7 @@ class RankWork:
         self.copies = plan.recipe.model.moe.top_k if plan.recipe.model.moe and joins_copies else 0
         self.gathers_casts = gathers_casts and plan.compute_path.gathers_fp8_gradients
         self.fuses = gathers_casts and plan.compute_path.fuses_tp
-        self.parts = 2 if plan.compute_path.halves_dispatch else 1
+        self.parts = 2 if gathers_casts and plan.compute_path.halves_dispatch else 1
         self.model, self.layout = plan.recipe.model, plan.recipe.layout
         self.sizes = Sizes(plan)
         self.trained = plan.lora is None
@@ -204,7 +204,7 @@ class RankWork:
         factor = self.plan.capacity_factor
         for each in block_products(self.model, self.layout, experts=kind.experts, capacity_factor=factor):
             parts = self.parts if each.name.startswith("expert_") else 1
-            yield each._replace(rows=ceil(each.rows / parts), together=each.together * parts)
+            yield from [each._replace(rows=ceil(each.rows / parts))] * parts
 
     def _passes(self, product: Product, precision: str) -> tuple[float, ...]:
         """Return a product's FLOPs by pass, scaled by ``_filled`` and measurements; weight gradients if trained."""
@@ -331,7 +331,7 @@ class RankWork:
                 size = rows / layout.etp / self.parts
                 yield Messages("all_to_all", "ep", 2, size, beside=beside, copies=self.copies)
         if layout.etp > 1:
-            yield Messages("all_to_all", "etp", 2, float(rows))
+            yield Messages("all_to_all", "etp", 2 * self.parts, rows / self.parts)
 
     def first(self) -> Work:
         """Return the work of the embedding."""

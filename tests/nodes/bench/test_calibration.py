@@ -153,6 +153,10 @@ def test_an_exchange_of_experts_takes_as_long_as_was_measured() -> None:
     assert exchanges(slow) == exchanges(slow, large) == 2 * 0.5
     assert exchanges(large) == exchanges(large, slow.model_copy(update={"ranks": 4})) < 0.1
     assert "messages of experts" in changed(plan, file(slow))
+    halves = plan.model_copy(update={"communication": "halves"})
+    half = slow.model_copy(update={"size_bytes": size // 2})
+    texts = [calibrate_with_bench([file(large, row)], halves, H100, GPUS, USUAL).text for row in (slow, half)]
+    assert ["exchange of" in text for text in texts] == [False, True]
 
 
 def test_the_newest_measurement_of_a_case_counts() -> None:
