@@ -292,7 +292,7 @@ def test_a_plan_needs_no_valid_layout_to_start_from(llmb: Run) -> None:
     assert "the layout of the recipe is left out: number of GPUs 72 is not divisible" in text
     refused = llmb(*asked, "--tp", "7")
     assert refused.returncode == 2
-    assert "no layout fits: of 672 ways 672 do not divide" in refused.stderr
+    assert "no layout fits: of 672 ways 672 do not divide; the layout of the recipe is left out: " in refused.stderr
 
 
 def test_the_layers_of_a_proxy_are_named_for_the_whole_model(llmb: Run) -> None:

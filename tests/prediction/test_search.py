@@ -12,7 +12,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.prediction.memory import clearly_fits, estimate
 from llmb.prediction.prediction import Prediction, default_calibration, predict
 from llmb.prediction.search import Candidate, layouts, plan_to_search, predict_recipe, search, search_for, with_recipe
-from llmb.runs.choices import Choices, Parallelism, keeps_logits
+from llmb.runs.choices import Choices, Communication, Parallelism, keeps_logits
 from llmb.runs.plan import EnginePlan, make_plan
 
 CATALOGUE = Catalogue()
@@ -42,6 +42,18 @@ def test_the_published_layout_is_among_those_that_are_tried(size: str, scale: in
     assert wanted in tried
     assert len(set(tried)) == len(tried)
     assert not any(check_layout(plan.recipe.model, each) for each in tried)
+
+
+@pytest.mark.parametrize(("way", "name"), [("halves", "ep"), ("fused", "tp")])
+def test_layouts_that_cannot_communicate_as_required_are_not_tried(way: Communication, name: str) -> None:
+    choices = Choices(communication=way)
+    recipe = planned("8x7b", 64, "pretrain_mixtral").recipe
+    plan = plan_to_search(recipe, choices)
+    tried = list(layouts(plan, Counter(), {"pp": 1, "cp": 1}))
+    assert plan.communication == way
+    assert {getattr(each, name) for each in tried} == {2, 4, 8}
+    own = predict_recipe(recipe, choices, predicted)
+    assert isinstance(own, Missing) == (way == "fused")
 
 
 def test_what_is_proposed_fits_and_the_fastest_is_first() -> None:

@@ -468,7 +468,8 @@ def plan_with(
         wanted.goal, recipe, constraints, layouts, own, found.searched, found.left_out, wanted.price, wanted.tokens
     )
     if not layouts and isinstance(own, Missing):
-        raise UsageError(f"no layout fits: {left_out_text(plans)}", do="change --scale, --gbs or limits such as --tp")
+        what = f"no layout fits: {left_out_text(plans)}; the layout of the recipe is left out: {own.reason}"
+        raise UsageError(what, do="change --scale, --gbs or limits such as --tp")
     return plans
 
 

@@ -16,7 +16,15 @@ from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import PARALLEL, Layout, Model, Recipe
 from llmb.prediction.memory import clearly_fits, estimate, settle_sharding, why_not_estimated
 from llmb.prediction.prediction import Prediction
-from llmb.runs.choices import Choices, DpSharding, GradientSync, Parallelism, Recompute, keeps_logits
+from llmb.runs.choices import (
+    Choices,
+    DpSharding,
+    GradientSync,
+    Parallelism,
+    Recompute,
+    communication_problems,
+    keeps_logits,
+)
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.rank_account import MemoryUse, fullest_ranks
 
@@ -145,15 +153,18 @@ def _satisfies(own: Candidate, constraints: Constraints) -> bool:
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
     """Return a recipe's plan with all parallel sizes and MBS set to 1; the recipe's own sizes may be invalid."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
-    plan = make_plan(alone, choices.model_copy(update={"parallelism": Parallelism()}), device="cuda", trains=False)
+    usual = choices.model_copy(update={"parallelism": Parallelism(), "communication": Choices().communication})
+    plan = make_plan(alone, usual, device="cuda", trains=False)
     parallelism = choices.parallelism.settled(alone).model_copy(update={"gradient_sync": "step"})
-    return plan.model_copy(update={"parallelism": parallelism})
+    return plan.model_copy(update={"parallelism": parallelism, "communication": choices.communication})
 
 
 def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Candidate | Missing:
     """Predict a recipe in its layout, without recompute, even if it does not fit; Missing if the layout is invalid."""
     own = choices.model_copy(update={"recompute": "none", "parallelism": Parallelism()})
-    if problems := check_layout(recipe.model, recipe.layout) or [*own.parallelism.problems(recipe.layout)]:
+    capacity = own.capacity_factor_of(recipe)
+    others = communication_problems(own.communication, recipe, "cuda", recipe.lora, capacity)
+    if problems := check_layout(recipe.model, recipe.layout) or [*own.parallelism.problems(recipe.layout), *others]:
         return Missing("; ".join(problems))
     plan = settle_sharding(make_plan(recipe, own, device="cuda", trains=False), own.parallelism)
     return Candidate(predicted(plan), estimate(plan))
@@ -179,8 +190,9 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
-    """Yield the valid layouts among those to try, and count the invalid ones in ``left_out`` by reason."""
-    recipe = plan.recipe
+    """Yield the valid layouts among those to try, and count the invalid ones in ``left_out`` by reason. Layouts that
+    cannot communicate as the plan requires are not tried."""
+    recipe, way, others = plan.recipe, plan.communication, (plan.device, plan.lora, plan.capacity_factor)
     base = recipe.layout
     for sizes in _sizes(recipe.model, base, constraints):
         layout = base.model_copy(update=sizes)
@@ -190,7 +202,7 @@ def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints =
             left_out[NO_MICRO_BATCHES] += 1
         elif check_layout(recipe.model, layout) or any(plan.parallelism.problems(layout)):
             left_out[NOT_DIVISIBLE] += 1
-        else:
+        elif not any(communication_problems(way, recipe.model_copy(update={"layout": layout}), *others)):
             yield layout
 
 

@@ -418,7 +418,8 @@ class Choices(Record):
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; omit it, or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout)
         yield from self._fp8_problems(recipe)
-        yield from self._communication_problems(recipe, device, resumed or recipe.lora)
+        capacity = self.capacity_factor_of(recipe)
+        yield from communication_problems(self.communication, recipe, device, resumed or recipe.lora, capacity)
         yield from self._lora_problems(recipe, resumed)
         yield from self._pretend_problems(recipe)
 
@@ -471,23 +472,6 @@ class Choices(Record):
         if self.emulate_fp8:
             yield f"--emulate-fp8 is set, but the run computes in {recipe.dtype}; add --dtype fp8"
 
-    def _communication_problems(self, recipe: Recipe, device: Device, lora: Lora | None) -> Iterator[str]:
-        layout, way = recipe.layout, self.communication
-        fused = {
-            "GPUs": device == "cuda",
-            "TP above 1 with sequence parallelism": layout.sequence_shards > 1,
-            "a run without adapters": lora is None,
-            "all ranks, not one alone": recipe.pretended_rank is None,
-        }
-        halves = {
-            "a model with experts and EP above 1": layout.ep > 1,
-            "--capacity-factor 0": self.capacity_factor_of(recipe) is None,
-            "an even number of tokens per rank": layout.mbs * layout.seq_len // layout.cp // layout.tp % 2 == 0,
-        }
-        needs = {"fused": fused, "halves": halves}.get(way, {})
-        for what in (what for what, is_met in needs.items() if not is_met):
-            yield f"--communication {way} needs {what}; otherwise omit --communication"
-
     def _lora_problems(self, recipe: Recipe, resumed: Lora | None) -> Iterator[str]:
         changes = self.lora_changes()
         if recipe.lora is None:
@@ -506,3 +490,24 @@ class Choices(Record):
             )
         if lora.targets == "all-linear" and recipe.model.moe:
             yield f"--lora-targets all-linear: adapters of experts are unsupported; {recipe.model.model} has experts"
+
+
+def communication_problems(
+    way: Communication, recipe: Recipe, device: Device, lora: Lora | None, capacity_factor: float | None
+) -> Iterator[str]:
+    """Yield why a run cannot communicate this way."""
+    layout = recipe.layout
+    fused = {
+        "GPUs": device == "cuda",
+        "TP above 1 with sequence parallelism": layout.sequence_shards > 1,
+        "a run without adapters": lora is None,
+        "all ranks, not one alone": recipe.pretended_rank is None,
+    }
+    halves = {
+        "a model with experts and EP above 1": layout.ep > 1,
+        "--capacity-factor 0": capacity_factor is None,
+        "an even number of tokens per rank": layout.mbs * layout.seq_len // layout.cp // layout.tp % 2 == 0,
+    }
+    needs = {"fused": fused, "halves": halves}.get(way, {})
+    for what in (what for what, is_met in needs.items() if not is_met):
+        yield f"--communication {way} needs {what}; otherwise omit --communication"
