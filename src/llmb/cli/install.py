@@ -96,9 +96,9 @@ class Sources:
     """Answers from the argument PATH, from --config and from --add-workload."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML answers; options override them.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML answers; options override or add.")] = None
     add_workload: Annotated[
-        list[str] | None, typer.Option(help="Add this workload to those already installed. Repeatable.")
+        list[str] | None, typer.Option(help="The same as --workload, which adds to those installed.")
     ] = None
 
     def answers(self, values: dict[str, Any]) -> Answers:
@@ -118,12 +118,12 @@ def install(
         Path | None, typer.Option(metavar="FILE", help="Write the answers to this file, without secrets.")
     ] = None,
     keep_settings: Annotated[
-        bool, typer.Option("--keep-settings", help="Do not change an existing cluster_config.yaml.")
+        bool, typer.Option("--keep-settings", help="Keep your cluster_config.yaml even if it contradicts the answers.")
     ] = False,
     remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation; keep results.")] = False,
     with_results: Annotated[
         bool,
-        typer.Option("--with-results", help="With --remove: also its workloads' results and data, and the history."),
+        typer.Option("--with-results", help="With --remove: also its workloads' results and data, and all of .llmb."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps without running them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for answers or confirmation.")] = False,

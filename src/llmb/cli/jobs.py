@@ -45,7 +45,7 @@ LINE_EVERY_S = 10.0
 ExpectS = Annotated[
     float | None,
     typer.Option(
-        "--expect", metavar="SECONDS", min=1e-9, help="Expected seconds per step. Default: the published figure."
+        "--expect", metavar="SECONDS", min=1e-9, help="When following: seconds per step. Default: as published."
     ),
 ]
 
@@ -92,7 +92,7 @@ JobId = Annotated[
     typer.Argument(
         metavar="ID",
         autocompletion=complete_run,
-        help="Id of the job, beginning of the run's id or folder name, or 'latest'; for 'show', also a label.",
+        help="Id of a job, beginning of a run's id or folder name, 'latest' (newest run); for 'show', also a label.",
     ),
 ]
 JobIds = Annotated[list[str], typer.Argument(metavar="ID...", autocompletion=complete_run, help="Ids of jobs or runs.")]
@@ -104,7 +104,7 @@ class Selected:
 
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Show only this workload.")] = None
     since: Annotated[
-        str | None, typer.Option("--since", help="Only since this time or age: 7d, 2026-11-21 or 2026-11-21T14:00.")
+        str | None, typer.Option("--since", help="Only submitted since: 7d (age), 2026-11-21 or 2026-11-21T14:00.")
     ] = None
     campaign: Annotated[str | None, typer.Option("--campaign", help="Show only this campaign.")] = None
     label: Annotated[
@@ -325,7 +325,7 @@ def rebuild(json: Json = False) -> None:
 def nodes(
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only jobs since this time or age, such as 2026-11-21 or 7d.")
+        str | None, typer.Option("--since", help="Only jobs submitted since this time or age, such as 7d.")
     ] = None,
     json: Json = False,
 ) -> None:

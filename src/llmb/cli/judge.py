@@ -60,7 +60,7 @@ class ReferenceOptions:
         typer.Option(
             metavar="RUNS",
             autocompletion=complete_run,
-            help="Judge against these runs, as for RUN. Default: the published figure, earlier runs or a prediction.",
+            help="Judge against these runs. Default: the published figure, else earlier runs, else a prediction.",
         ),
     ] = None
     expect: Annotated[
@@ -91,7 +91,7 @@ class ReferenceOptions:
         str | None,
         typer.Option(
             help="Steps to average: last, all, auto, reference or A-B. Default: the run's own; for a log, its"
-            " document's, else from 70 % to 90 % of the run."
+            " document's, or from 70 % to 90 % of the run."
         ),
     ] = None
 

@@ -132,8 +132,8 @@ WindowRule = Annotated[
     str | None,
     typer.Option(
         "--window",
-        help="Steps to average: reference (those of the log's document, else from 70 % to 90 % of the run), auto (the "
-        "steady state), last, all, or A-B. Default: reference.",
+        help="Steps to average: reference (a run's own; for other logs, their document's, or from 70 % to 90 %), auto "
+        "(the steady state), last, all, or A-B. Default: reference.",
     ),
 ]
 Compat = Annotated[

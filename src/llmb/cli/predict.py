@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Hardware = Annotated[
     Path | None,
-    typer.Option("--hardware", metavar="FILE", help="File of further GPU types, in the format of hardware.yaml."),
+    typer.Option("--hardware", metavar="FILE", help="File of GPU types to add or replace, as in hardware.yaml."),
 ]
 Calibrate = Annotated[
     str | None,
@@ -480,9 +480,7 @@ def memory(
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
-    estimated: Annotated[
-        bool, typer.Option("--estimate", help="Estimate the memory, which takes milliseconds.")
-    ] = False,
+    estimated: Annotated[bool, typer.Option("--estimate", help="Only estimate the memory, in milliseconds.")] = False,
     hardware: Hardware = None,
     json: Json = False,
 ) -> None:

@@ -436,7 +436,7 @@ def dataset(
     split: Annotated[
         list[str] | None, typer.Option("--split", help="Pack only training, validation or test. Repeatable.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Prepare again, and replace existing files.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files, from --source or the hub.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also verify the checksums of files that exist.")] = False,
     json: Json = False,
 ) -> None:

@@ -43,7 +43,7 @@ def can_ask() -> bool:
 def agree(question: str, *, default: bool, do: str = "add --yes", refused: str = "nothing was queued") -> None:
     """Ask for confirmation; raise UserInterrupt if the answer is no, UsageError if there is no terminal to ask on."""
     if not can_ask():
-        raise UsageError(f"there is no terminal to ask on: {question}", do=do)
+        raise UsageError(f"there is no terminal to ask on, or --quiet hides the question: {question}", do=do)
     if not typer.confirm(question, default=default, err=True):
         raise UserInterrupt(refused)
 

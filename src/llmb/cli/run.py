@@ -88,11 +88,11 @@ class Pretended:
 class Several:
     """Options for several runs, and for --dry-run."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command; run nothing.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print plan and command, or the order of runs.")] = False
     repeats: Annotated[
         int, typer.Option("-r", "--repeats", min=1, help="Number of runs of each recipe.", rich_help_panel="Selection")
     ] = 1
-    start_new: Annotated[bool, typer.Option("--new", help="With --label: repeat successful runs, too.")] = False
+    start_new: Annotated[bool, typer.Option("--new", help="In a series with --label: repeat all runs.")] = False
 
 
 @app.command()

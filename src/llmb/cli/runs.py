@@ -72,7 +72,7 @@ def result(
         typer.Argument(
             metavar="RUN",
             autocompletion=complete_run,
-            help="Id of a run or a job, the beginning of an id, label, campaign, run folder, archive, or 'latest'.",
+            help="Label, campaign, run folder, archive, id of a job, id of a run or its beginning, or 'latest'.",
         ),
     ],
     plot: Annotated[
