@@ -56,7 +56,7 @@ def test_what_cannot_be_watched(llmb: Run, tmp_path: Path) -> None:
     assert "no run is running or queued" in llmb("watch", code=2).stderr
     assert "there are no runs yet" in llmb("watch", "latest", code=2).stderr
     assert "no such file" in llmb("watch", "./nothing", code=2).stderr
-    assert "the folder has no runs" in llmb("watch", str(tmp_path), code=2).stderr
+    assert "the folder directly contains no runs" in llmb("watch", str(tmp_path), code=2).stderr
     (tmp_path / "run.json").write_text("{")
     assert "record cannot be read" in llmb("watch", str(tmp_path), code=2).stderr
 
@@ -65,7 +65,7 @@ def test_the_log_of_another_program_is_for_parse(llmb: Run, tmp_path: Path) -> N
     log = tmp_path / "slurm-4711.out"
     log.write_text("step 1\n")
     said = llmb("watch", str(log), code=2).stderr
-    assert "the file does not belong to a run" in said and f"'llmb parse {log}'" in said
+    assert "not a run's log, steps or record" in said and f"'llmb parse {log}'" in said
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def _raise_refusals(outcome: SubmissionOutcome) -> None:
         jobs = outcome.campaign.jobs
         refused = sum(job.state == "refused" for job in jobs)
         reasons = itemized(error.what for error in outcome.refusals)
-        do = "correct the cause, and repeat the command, which submits only these jobs"
+        do = "correct the cause and repeat the command: unchanged, and without --new, it submits only these jobs"
         raise UsageError(f"{refused} of {len(jobs)} jobs could not be queued:{reasons}", do=do)
 
 

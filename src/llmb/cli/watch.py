@@ -94,14 +94,14 @@ def _run_folder(path: Path) -> RunFolder:
     if path.is_dir() and not folder.record.exists():
         below = sorted(found for found in path.glob("*/run.json") if found.parent.name[0] != ".")
         if len(below) != 1:
-            what = f"the folder has {len(below) or 'no'} runs"
+            what = f"the folder directly contains {len(below) or 'no'} runs"
             raise UsageError(what, where=str(path), do="pass the folder of one run, which contains run.json")
         return RunFolder(below[0].parent)
     if path.is_dir() or (folder.record.exists() and path in (folder.log, folder.steps, folder.record)):
         return folder
     if not path.is_file():
         raise UsageError("no such file or folder", where=str(path), do="see 'llmb jobs list' for all jobs")
-    raise UsageError("the file does not belong to a run", where=str(path), do=f"use 'llmb parse {path}' for a log")
+    raise UsageError("not a run's log, steps or record", where=str(path), do=f"use 'llmb parse {path}' for another log")
 
 
 @app.command()

@@ -92,7 +92,7 @@ def be_deterministic() -> None:
         value = os.environ.setdefault(name, valid[0])
         if value not in valid:
             what = f"--deterministic is set, but {name} is {value!r}; it must be {' or '.join(valid)}"
-            raise UsageError(what, do=f"unset {name}, or omit --deterministic")
+            raise UsageError(what, do=f"omit {name} (shell, --env, cluster_config.yaml), or --deterministic")
     torch.use_deterministic_algorithms(True)
 
 

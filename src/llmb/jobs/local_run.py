@@ -187,7 +187,7 @@ def plan_here(
     program = find_program(options.framework or ENGINE)
     if not program.runs_here:
         do = "run 'llmb submit' on a machine with Slurm, or omit --framework"
-        raise UsageError(f"{program.name} runs only in jobs of a scheduler, which 'llmb run' does not use", do=do)
+        raise UsageError(f"{program.name} runs only in a scheduler's jobs, not in runs on this machine", do=do)
     if options.framework and started_rank(environ):
         what = f"ranks that another launcher started can train only with llmb's engine, not {program.name}"
         raise UsageError(what, do="unset RANK and WORLD_SIZE so that 'llmb run' starts the ranks")

@@ -142,7 +142,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
-    advice = "free some space, or set --checkpoint-dir to a folder on another disk"
+    advice = "free some space, or set --checkpoint-dir to a folder on another disk that all nodes share"
     return EnvironmentProblem(f"the checkpoint cannot be saved: {error}", where=name, do=advice)
 
 

@@ -82,7 +82,7 @@ def announced_folder() -> tuple[Path, dict[str, str], bool]:
         return Path(announced["folder"]), variables, bool(announced["binds"])
     except RuntimeError as error:
         what = f"rank {os.environ['RANK']} has received nothing from {store_host()} in {PATIENCE.seconds // 60} min"
-        raise EnvironmentProblem(what, do="find out why rank 0 did not start, for example in its log") from error
+        raise EnvironmentProblem(what, do="check that rank 0 has started, and that this node can reach it") from error
 
 
 def connect(patience: timedelta, *, hosts: bool = False) -> Store:

@@ -147,7 +147,7 @@ def _begin(parent: int) -> None:
 
 METADATA = ".metadata"
 DTYPE_NAMES: dict[torch.dtype, StoredDtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-SPACE = "free some space, and run the same command again: files that are finished are kept"
+SPACE = "correct this, for example free some space, and run the same command again: files that are finished are kept"
 
 
 class ChunkSource(Protocol):

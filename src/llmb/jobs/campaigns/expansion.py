@@ -72,7 +72,7 @@ class Selection:
         ),
     ] = ()
     max_scale: Annotated[
-        int | None, _selection(help="Omit scales above N; without a file, double the largest up to N.", minimum=1)
+        int | None, _selection(help="Omit scales above N; without a file, add doublings of the largest.", minimum=1)
     ] = None
     min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
     exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False
@@ -81,7 +81,7 @@ class Selection:
     everything: bool = False
     """True if an empty field selects all values even for a single recipe, rather than the default."""
     gpu_type: Annotated[
-        str | None, _selection(help="GPU type, or cpu. Default: from file, settings or recipe.", form=WORD)
+        str | None, _selection(help="GPU type, or cpu. Default: from file, settings, machine or recipe.", form=WORD)
     ] = None
     release: Annotated[str | None, _selection(help="Release. Default: the file's, else as for 'llmb run'.")] = None
 
@@ -172,7 +172,7 @@ class Keys:
             if variable.name == key.upper() and use and use.sets and use.sets in self.options:
                 return self.options[use.sets]
         hint = did_you_mean(name, [*self.options, f"{ENVIRONMENT}NAME"])
-        raise UsageError(f"unknown key '{key}'{hint}", do="use an option as key; see 'llmb submit --help-all'")
+        raise UsageError(f"unknown key '{key}'{hint}", do="use a job's option; see 'llmb submit --help-all'")
 
 
 def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:
@@ -277,7 +277,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             for recipe in _recipes(catalogue, entry, gpu_type):
                 _add_jobs(entry, recipe, expansion)
             if expansion.size == before:
-                do = "omit limits such as --proxy, choose values of 'llmb list', or name sizes that llmb's engine lacks"
+                do = "omit limits such as --proxy, choose values of 'llmb list', or name the size if llmb's engine lacks it"
                 raise UsageError("no recipe has the requested size, scale and GPU type", do=do)
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {problem_text(error)}")

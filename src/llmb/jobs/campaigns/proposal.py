@@ -179,7 +179,8 @@ def check_jobs(
         raise UsageError(f"the campaign cannot run:{itemized(problems)}", do=do)
     if not jobs:
         raise UsageError(
-            f"there is no job to run{':' if left_out else ''}{itemized(left_out)}", do="see 'llmb list' for recipes"
+            f"the selection has no job to run{':' if left_out else ''}{itemized(left_out)}",
+            do="see 'llmb list' for recipes; with a file, options select only from its jobs",
         )
     return jobs, left_out
 

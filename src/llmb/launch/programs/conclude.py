@@ -149,7 +149,7 @@ def read_ended_run(folder: RunFolder) -> EndedRun:
     except (OSError, ValueError) as error:
         raise unreadable_record(folder, error) from error
     if record.status in ("queued", "running"):
-        do = f"run 'llmb jobs wait {record.id}' to wait for it, or 'llmb watch {record.id}' to follow its log"
+        do = f"run 'llmb watch {folder.path}' to wait for it"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
     return EndedRun(folder, record, stored_run(folder, record)[0])
 
