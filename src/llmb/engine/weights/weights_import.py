@@ -81,7 +81,7 @@ def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
         for name, tensor in _read_header(folder, file).items():
             if name in stored:
                 what = f"{name} is in two files: {stored[name].file} and {file}"
-                raise UsageError(what, where=str(folder), do="move the file that is not part of the model elsewhere")
+                raise UsageError(what, where=str(folder), do="download or save the model again")
             stored[name] = tensor
     return SafetensorsFiles(folder, stored)
 
