@@ -3,6 +3,7 @@
 
 from itertools import accumulate, permutations, product
 from operator import mul
+from typing import Any
 
 import pytest
 from benchmarks.published_layouts import BEFORE, PAGE, PublishedLayout, published_layouts
@@ -96,6 +97,19 @@ def test_no_pass_of_a_schedule_holds_more_than_its_peak_moments(pp: int, vp: int
         backward = list(accumulate((sizes[vp - 1 - stage] for stage in passes), initial=0))
         most = max(forward[done] - backward[max(0, done - ahead - 1)] for done in range(1, len(forward)))
         assert max(sum(map(mul, each.held, sizes)) for each in moments(layout, pp_rank)) == most
+
+
+@pytest.mark.parametrize(("dtype", "sharding", "counted_gib"), [("bf16", "none", 1.28), ("fp8", "optimizer", 0.66)])
+def test_halves_of_tokens_hold_gradients_of_experts_twice(dtype: str, sharding: Any, counted_gib: float) -> None:
+    sizes = Overrides(ep=2, pp=1, vp=1, layers=4)
+    request = Request(
+        workload="pretrain_mixtral", size="8x7b", dtype=dtype, gpu_type="h200", scale=128, overrides=sizes
+    )
+    recipe, peaks = resolve(Catalogue(), request), []
+    for way in ("overlapped", "halves"):
+        choices = Choices(communication=way, parallelism=Parallelism(dp_sharding=sharding))
+        peaks.append(estimate(make_plan(recipe, choices, device="cuda"), [0]).fullest.peak_bytes)
+    assert (peaks[1] - peaks[0]) / GIB == pytest.approx(counted_gib, abs=0.3)
 
 
 def test_choices_move_memory_where_they_say() -> None:
