@@ -40,7 +40,7 @@ $(VENV)/.dev: pyproject.toml scripts/setup.sh
 	@touch $(VENV)/.run $@
 
 demo: $(VENV)/.run
-	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny --scale 2
+	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny
 
 # TESTS picks some, such as TESTS=tests/cli, and MARKS by their markers.
 MARKS := not slow and not measured

@@ -13,7 +13,7 @@ from llmb.verdict.expectations_file import find_acceptance_set
 @pytest.mark.parametrize(
     ("gpu_type", "gpus", "words", "has_figure"),
     [
-        ("h100", 1, "-w pretrain_llama3.1 -s 8b --dtype bf16,fp8 --scale 1 --gpu-type h100", False),
+        ("a100", 1, "-w pretrain_llama3.1 -s 8b --dtype bf16 --scale 1 --gpu-type a100", False),
         ("h100", 4, "-w pretrain_llama3.1 -s 8b --dtype bf16,fp8 --scale 1 --gpu-type h100", False),
         ("h100", 8, "-w pretrain_llama3.1 -s 8b --dtype bf16,fp8 --scale 8 --gpu-type h100", True),
         ("h100", 48, "-w pretrain_nemotron4 -s 15b --dtype bf16,fp8 --scale 32 --gpu-type h100", True),

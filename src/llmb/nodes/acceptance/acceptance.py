@@ -181,8 +181,7 @@ def accept(
             if not (parts.folder / "archive.json").exists():
                 archive.unlink(missing_ok=True)  # a killed call may have written it
             parts.do("archive", "archive", *labels, "-o", str(archive), seconds=READ_S)
-        files = (page, archive) if labels else (None, None)
-        result = conclude(findings, place, request, parts.seconds, *files)
+        result = conclude(findings, place, request, parts.seconds, *((page, archive) if labels else (None, None)))
         if labels:
             write_page(result, labels)
         with writing(parts.folder):

@@ -97,13 +97,12 @@ def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None,
 def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> ChosenRecipe:
     """Return the recipe in the available ``dtypes``, or else in its default dtype; raise UsageError if none exists."""
     recipes = list(_resolved(catalogue, request, dtypes)) or [resolve(catalogue, request)]
-    first = recipes[0]
     return ChosenRecipe(
         request.workload,
         request.size,
         tuple(recipe.dtype.value for recipe in recipes) if dtypes else (),
-        first.scale,
-        first.gpu_type,
+        recipes[0].scale,
+        recipes[0].gpu_type,
         has_figure=any(recipe.figure for recipe in recipes),
         run_s=sum(_run_s(catalogue, recipe) for recipe in recipes),
     )
@@ -112,7 +111,9 @@ def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> Ch
 def _resolved(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> Iterator[Recipe]:
     for dtype in dtypes:
         try:
-            yield resolve(catalogue, replace(request, dtype=dtype))
+            recipe = resolve(catalogue, replace(request, dtype=dtype))
+            if recipe.peak_tflops or len(dtypes) == 1:
+                yield recipe
         except UsageError:
             if len(dtypes) == 1:
                 raise
