@@ -24,7 +24,7 @@ MISTAKES = [
     ("run", 2, "the workload is not specified"),
     (f"metrics {RECIPE}", 2, "Missing option '--step-time'"),
     ("jobs show", 2, "Missing argument 'ID'"),
-    ("show -w", 2, "'-w' requires an argument"),
+    ("show -w", 2, "'-w' requires an argument\n  where: llmb show\n  do:    see 'llmb show --help'"),
     ("list one two", 2, "unexpected extra argument"),
     # Options by other names.
     (f"run {RECIPE} --nodes 2", 2, "no such option: --nodes; did you mean --scale?"),

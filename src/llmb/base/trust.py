@@ -51,7 +51,7 @@ def foreign_link(path: Path) -> Path | None:
 def check_links(path: Path) -> None:
     """Raise UsageError if the way to ``path`` leads through another user's link."""
     if link := foreign_link(path):
-        do = "ask its owner to replace it with a folder, or the owner of the root of installation to create it"
+        do = "ask its owner to replace it with a file or folder, or the owner of the install root to recreate it"
         raise UsageError("this is another user's link, which is not followed", where=str(link), do=do)
 
 

@@ -222,7 +222,7 @@ def _print_planned(place: AcceptedNodes, choose: Choose, terms: Terms, *, json: 
         rows = [{"name": one.name, "command": one.command, "seconds": one.seconds} for one in parts.planned]
         print_output({"subject": place.subject, "minutes": terms.minutes, "parts": rows})
     else:
-        print_output(planned_table(parts.planned, terms.minutes))
+        print_output(planned_table(parts.planned, 0 if place.nodes else terms.minutes))
 
 
 def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:

@@ -426,9 +426,9 @@ def judge(
     )
     judged = judge_runs(in_window(found.runs, window), reference, install, on_message)
     if len(judged) != 1:
-        count = f"{len(judged)} verdicts" if judged else "no run has ended"
+        count = f"these runs have {len(judged)} verdicts" if judged else "no run has ended"
         do = "pass one run, or repeats of one recipe with against=" if judged else None
-        raise UsageError(f"there must be one run, or repeats of one recipe: {count}", where=str(path), do=do)
+        raise UsageError(f"there must be exactly one verdict, but {count}", where=str(path), do=do)
     return RunVerdict(**dict(judged[0].verdict))
 
 

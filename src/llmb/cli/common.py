@@ -4,7 +4,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from io import BytesIO, StringIO, TextIOWrapper
@@ -237,9 +237,9 @@ MEANT: dict[str, tuple[str, ...]] = {
 """Options of llmb, each with the names that users and other programs use instead."""
 
 
-def usage_error(error: Any) -> UsageError:  # noqa: ANN401 (typer keeps the classes of its parser private)
+def usage_error(error: Any, command: Sequence[str] = ()) -> UsageError:  # noqa: ANN401 (of typer's parser)
     """Convert a parser error to UsageError with advice: the option probably meant, valid commands, or a help page."""
-    path = error.ctx.command_path if error.ctx else "llmb"
+    path = error.ctx.command_path if error.ctx else " ".join(("llmb", *command))
     if not hasattr(error, "possibilities"):
         what = error.format_message().removesuffix(".").replace("Value error, ", "")
         for problem in getattr(error.__cause__, "errors", list)():  # pydantic's, without the value

@@ -216,7 +216,7 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # the help
             return int(error.exit_code)
-        return _report(usage_error(error), as_json=as_json)
+        return _report(usage_error(error, arguments[:1]), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return _report(UserInterrupt("interrupted"), as_json=as_json)
     except BrokenPipeError:

@@ -31,7 +31,7 @@ def planned_table(planned: Sequence[PlannedPart], minutes: float) -> Table:
     """Return a table of an acceptance's parts, with their estimated times and commands."""
     columns = [*texts("part: name"), *texts("about: seconds", form=duration), *texts("command")]
     total = sum(part.seconds for part in planned)
-    caption = f"more repeats until all verdicts are settled, for at most {minutes:g} minutes"
+    caption = f"more repeats until all verdicts are settled, for at most {minutes:g} minutes" if minutes else ""
     return table_of(f"An acceptance of about {duration(total)}", planned, columns, caption=caption)
 
 
