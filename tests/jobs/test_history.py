@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_a_lock_is_held_by_a_child_that_outlives_its_parent(tmp_path: Path) -> None:
     with file_lock(tmp_path / "lock", 1, "testing") as descriptor:
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[descriptor])
-    refused = pytest.raises(EnvironmentProblem, match="another process has been testing for 0 s")
+    refused = pytest.raises(EnvironmentProblem, match="another process is testing")
     with refused, file_lock(tmp_path / "lock", 0.1, "testing"):
         raise AssertionError("it was free")
     child.communicate()

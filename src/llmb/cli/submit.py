@@ -314,7 +314,7 @@ def launch(
     ctx: typer.Context,
     size: Annotated[
         str | None,
-        typer.Option("-s", "--model-size", "--size", help="Default: $MODEL_SIZE, else the only documented size."),
+        typer.Option("-s", "--model-size", "--size", help="Default: WORKLOAD's, $MODEL_SIZE or the documented one."),
     ] = None,
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.

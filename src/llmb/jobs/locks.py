@@ -56,9 +56,8 @@ def _acquire(descriptor: int, path: Path, patience_s: float, what: str, on_wait:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
-                do = "retry; if it fails again, end the process that holds the file (see lsof)"
-                how = f"has been {what} for {patience_s:.0f} s" if patience_s else f"is {what}"
-                raise EnvironmentProblem(f"another process {how}", where=str(path), do=do) from None
+                do = "retry when it has ended; end it only if it hangs (lsof shows which process holds the file)"
+                raise EnvironmentProblem(f"another process is {what}", where=str(path), do=do) from None
             if not is_held:
                 is_held = True
                 on_wait()

@@ -28,6 +28,7 @@ def test_one_recipe_alone_takes_its_defaults(catalogue: Catalogue) -> None:
     assert [one[2] for one in briefly(expanded(catalogue, workloads=("pretrain_nemotron3_30b",)))] == ["fp8"]
     assert briefly(expanded(catalogue, "gb300", workloads=("pretrain_gpt_oss_120b",), min_scale=True))[0][2] == "mxfp8"
     assert briefly(expanded(catalogue, "cpu", workloads=("pretrain_gpt_oss_tiny",), scales=(2,)))[0][2] == "bf16"
+    assert briefly(expanded(catalogue, None, workloads=(LLAMA,), sizes=("tiny",)))[0][2] == "fp32"
 
 
 def test_what_a_list_leaves_out_is_all_of_it(catalogue: Catalogue) -> None:
@@ -54,8 +55,7 @@ def test_everything_that_the_cluster_has_is_found(catalogue: Catalogue) -> None:
         ("pretrain_mixtral", "8x7b"),
     }
     assert all(job.scale <= 256 and job.request.gpu_type == "h100" and not job.proxy for job in found.jobs)
-    scales = [job.scale for job in found.jobs]
-    assert scales == sorted(scales, reverse=True)
+    assert (scales := [job.scale for job in found.jobs]) == sorted(scales, reverse=True)
 
 
 def test_every_job_that_is_found_is_a_recipe(catalogue: Catalogue) -> None:

@@ -163,7 +163,7 @@ def test_two_installers_do_not_meet(here: Install, root: Path) -> None:
     here(*LLAMA)
     with (root / ".llmb" / "install.lock").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(EnvironmentProblem, match="another process has been installing"):
+        with pytest.raises(EnvironmentProblem, match="another process is installing"):
             here("-w", "pretrain_qwen3")
 
 

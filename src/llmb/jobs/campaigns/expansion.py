@@ -340,7 +340,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
         gpu = gpu_type or gpu_types_of(catalogue.workloads[workload], size)[0]
         request = Request(workload=workload, size=size, gpu_type=gpu, release=selection.release)
         listed = listed_scales(catalogue, request)
-        for dtype in _dtypes(selection, listed, gpu_type, alone=alone):
+        for dtype in _dtypes(selection, listed, gpu, alone=alone):
             yield _Recipe(replace(request, dtype=dtype), listed[dtype], alone)
 
 
@@ -362,9 +362,7 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
                 yield name, size
 
 
-def _dtypes(
-    selection: Selection, listed: Mapping[str, ScaleChoices], gpu_type: str | None, *, alone: bool
-) -> Sequence[str]:
+def _dtypes(selection: Selection, listed: Mapping[str, ScaleChoices], gpu_type: str, *, alone: bool) -> Sequence[str]:
     for dtype in selection.dtypes:
         if dtype not in listed:
             raise unknown("dtype", dtype, listed)
