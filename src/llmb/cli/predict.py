@@ -70,8 +70,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Hardware = Annotated[
-    Path | None,
-    typer.Option("--hardware", metavar="FILE", help="File of GPU types to add or replace, as in hardware.yaml."),
+    Path | None, typer.Option("--hardware", metavar="FILE", help="GPU types to add or replace, as in hardware.yaml.")
 ]
 Calibrate = Annotated[
     str | None,
@@ -383,6 +382,9 @@ class SearchOptions:
             help="Maximum memory of a rank, if lower than the GPU's. Default: no further limit.",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        FurtherGpus(tokens=self.tokens, price=self.price)  # raises UsageError unless both are finite
 
 
 @app.command()
