@@ -157,7 +157,7 @@ def parse(
     form: Annotated[Form, typer.Option("--format", help="Output format.")] = "table",
     group: Group = False,
     scaling: Scaling = False,
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="All columns, and files that are not training logs.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
     json: Json = False,
     window: WindowRule = None,

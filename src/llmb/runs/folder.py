@@ -213,8 +213,8 @@ class NotWritable(EnvironmentProblem):
     """A file or folder cannot be written; its content may still be readable."""
 
 
-def cannot_write(path: Path, error: OSError) -> NotWritable:
-    advice = WRITE_ADVICE.get(error.errno or 0, "set LLMB_INSTALL to another folder")
+def cannot_write(path: Path, error: OSError, do: str | None = None) -> NotWritable:
+    advice = do or WRITE_ADVICE.get(error.errno or 0, "set LLMB_INSTALL to another folder")
     return NotWritable(f"llmb cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmb.base.errors import UsageError
+from llmb.base.errors import EnvironmentProblem, UsageError
 from llmb.catalogue.catalogue import Catalogue
 from llmb.launch.scheduler_port import Offer, Partition
 from llmb.setup.install.answers import answers_of_shell, answers_schema
@@ -111,15 +111,15 @@ def test_without_a_terminal_a_wrong_path_and_missing_answers_are_errors(call: In
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_holds_all_answers_and_gives_the_same_installation(
-    here: Install, call: Install, tmp_path: Path
-) -> None:
+def test_a_record_holds_all_answers_and_repeats_an_installation(here: Install, call: Install, tmp_path: Path) -> None:
     record, again = tmp_path / "answers.yaml", tmp_path / "again.yaml"
     here("-w", "pretrain_llama3.1,finetune_llama3", "--prepare", "no", "--record", record, "--dry-run")
     assert record.stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "root").exists(), "a dry run makes nothing"
     call("--config", record, "--record", again)
     assert again.read_text() == record.read_text()
+    with pytest.raises(EnvironmentProblem, match="pass another file with --record"):
+        call("--config", record, "--record", tmp_path / "missing" / "file.yaml")
     assert (tmp_path / "root" / "workloads" / "finetune_llama3" / "launch.sh").exists()
 
 

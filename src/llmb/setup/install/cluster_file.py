@@ -49,13 +49,13 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
         problems = tuple(schema_problems(path, error))
     except CatalogueError as error:
         problems = error.problems
-    lines = "\n".join(f"  {problem}" for problem in problems)
-    raise UsageError(f"the file of answers cannot be used:\n{lines}", do=ADVICE)
+    raise UsageError("\n  ".join(("the file of answers cannot be used:", *problems)), do=ADVICE)
 
 
 def write_answers(path: Path, answers: Answers) -> None:
     """Write the answers to a file that only this user can read. Raise EnvironmentProblem if that fails."""
-    put_file(path, ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True), mode=0o600)
+    text = ANSWERS_HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True)
+    put_file(path, text, mode=0o600, do="pass another file with --record")
 
 
 def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:

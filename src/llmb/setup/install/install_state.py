@@ -79,7 +79,7 @@ def read_state(root: Path) -> InstallState | None:
         raise UsageError("the file is not the state of an installation", where=str(path), do=do) from error
 
 
-def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
+def put_file(path: Path, text: str, *, mode: int = 0o644, do: str | None = None) -> None:
     """Replace ``path`` atomically, and overwrite leftovers of a killed installer. Raise EnvironmentProblem if the file
     cannot be written."""
     temporary = partial_of(path)
@@ -92,7 +92,7 @@ def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise cannot_write(path, error) from error
+        raise cannot_write(path, error, do) from error
 
 
 def digest(text: str) -> str:
