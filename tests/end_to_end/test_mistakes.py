@@ -60,7 +60,7 @@ MISTAKES = [
     ("parse missing", 2, "missing"),
     (f"list {TOKEN}", 2, "argument 2 looks like a secret"),
     ("result latest", 2, "there are no runs yet"),
-    (f"run {RECIPE} --scale 8 --gpu-type h100", 3, "requires 8 GPUs, but this machine has"),
+    (f"run {RECIPE} --scale 8 --gpu-type h100", 3, "requires 8 visible GPUs, but this machine has"),
     ("list --output missing/list.txt", 3, "--output cannot be written"),
 ]
 

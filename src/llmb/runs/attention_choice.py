@@ -112,7 +112,7 @@ def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
     if not usable:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)
         raise UsageError(
-            f"--attention-backend {choice} cannot compute the attention of this run:\n{reasons}",
+            f"attention backend {choice} cannot compute this attention:\n{reasons}",
             do=None if choice == "auto" else "omit --attention-backend, or pass another backend",
         )
     best = min(usable, key=lambda trial: trial.milliseconds or 0.0)

@@ -36,7 +36,7 @@ def check_space(plan: Plan, folder: Path) -> None:
     if not count:
         return
     plural = "checkpoint needs" if count == 1 else "checkpoints need"
-    advice = "free some space, pass --checkpoint-dir with a folder on another disk, or save less often"
+    advice = "free some space, pass --checkpoint-dir with a folder on another disk, or save fewer checkpoints"
     check_room(f"{count} {plural}", count * checkpoint_bytes(plan.recipe.model, plan.lora), folder, advice)
 
 

@@ -34,8 +34,8 @@ class Parallelism(Record):
         DpSharding | None,
         _option(
             help="Sharding over data-parallel ranks: 'full', parameters, gradients and optimizer state (ZeRO-3); "
-            "'optimizer', all but the parameters within a step (ZeRO-1); 'none' (DDP). Default: as published, if known;"
-            " else optimizer if it clearly fits or no ranks hold the same parameters, else full."
+            "'optimizer', all but the parameters within a step (ZeRO-1); 'none' (DDP). Default: with --dp-shard-size, "
+            "full; else as published; else optimizer if it clearly fits or no ranks share parameters, else full."
         ),
     ] = None
     """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
@@ -228,8 +228,8 @@ class Choices(Record):
         AttentionChoice,
         _training(
             help="torch's attention kernel. 'auto': on a GPU, the fastest at this run's shapes, timed before the first "
-            "step; on a CPU, flash, or varlen for packed sequences. 'flash3', 'flash4', 'cudnn' and 'efficient' need a "
-            "GPU; 'flash3' and 'flash4' (FlashAttention 3 and 4) also need the package flash-attn-3 or flash-attn-4."
+            "step; on a CPU or with --deterministic, flash, or varlen for packed sequences. 'flash3', 'flash4', "
+            "'cudnn' and 'efficient' need a GPU; 'flash3' and 'flash4' also the package flash-attn-3 or flash-attn-4."
         ),
     ] = "auto"
     communication: Annotated[

@@ -78,7 +78,7 @@ def test_an_unknown_gpu_has_no_peak_of_another() -> None:
 def test_too_few_gpus_are_said_before_anything_starts() -> None:
     recipe = recipe_for(CATALOGUE, large(scale=1, gpu_type="h100"), LAPTOP)
     plan = make_plan(recipe, Choices(), device="cuda")
-    with pytest.raises(EnvironmentProblem, match="requires 1 GPU, but this machine has none"):
+    with pytest.raises(EnvironmentProblem, match="requires 1 visible GPU, but this machine has none"):
         check_machine(plan, LAPTOP)
     check_machine(plan, H100_NODE)
 

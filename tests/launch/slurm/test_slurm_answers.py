@@ -151,7 +151,7 @@ def test_a_job_that_was_queued_before_the_script_failed_is_not_lost(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
-        ("echo no such module >&2; exit 3", UsageError, "ended with exit code 3 and queued no job:\n  no such module"),
+        ("echo no such module >&2; exit 3", UsageError, "code 3 without printing a job id:\n  no such module"),
         ("echo 'sbatch: error: Invalid account' >&2; exit 1", UsageError, "Slurm rejected the job: Invalid account"),
         ("echo all good", InfrastructureError, "ended without printing a job id"),
         ("echo 'sbatch: error: Unable to contact slurm controller'; exit 1", InfrastructureError, "does not answer"),

@@ -36,7 +36,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     UsageError for an unknown key, a secret, an invalid value or file, EnvironmentProblem if writing fails."""
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
-        raise UsageError(f"{key} looks like a secret, but settings must not contain secrets", do="set it in your shell")
+        raise UsageError(f"{key} looks like a secret", do="omit it: settings must have no secrets, and jobs need none")
     before = _text(path)
     problems: list[str] = []
     for value in _values(text):
@@ -61,7 +61,7 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
     try:
         edited = edited_text(path, before, keys)
     except KeyError as error:
-        do = "run 'llmb config show' to see where it is set"
+        do = "run 'llmb config show' to see what is set, and where"
         raise UsageError(f"{key} is not set in this file", where=str(path), do=do) from error
     _write(path, edited)
 

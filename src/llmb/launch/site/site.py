@@ -71,8 +71,8 @@ def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
     types = (*catalogue.gpus, CPU)
     for keys, value in leaves(config):
         if keys[-1] == "gpu_type" and "environment" not in keys and value not in types:
-            what = f"unknown GPU type '{value}'{did_you_mean(value, types)}"
-            raise UsageError(what, choices=types, do=f"run 'llmb config set {'.'.join(keys)} TYPE'")
+            do = f"run 'llmb config set {'.'.join(keys)} TYPE', with --user if the value is in your own defaults"
+            raise UsageError(f"unknown GPU type '{value}'{did_you_mean(value, types)}", choices=types, do=do)
 
 
 def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[str]:
@@ -129,10 +129,10 @@ def check_machine(plan: Plan, machine: Machine) -> None:
     """Raise EnvironmentProblem if this machine has too few GPUs for ``plan``."""
     recipe, gpus = plan.recipe, len(machine.gpu_names)
     if plan.device == "cuda" and plan.processes > gpus:
-        tiny = "" if recipe.config_file else "-s tiny "
-        needed = "1 GPU" if plan.processes == 1 else f"{plan.processes} GPUs"
-        fewer = f"--scale {gpus}{' or less' if gpus > 1 else ''}, " if gpus else ""
+        small = "pass '" if recipe.config_file else "run 'llmb run pretrain_llama3.1 tiny "
+        needed = "1 visible GPU" if plan.processes == 1 else f"{plan.processes} visible GPUs"
+        fewer = f"pass a --scale of at most {gpus} that the recipe has, " if gpus else ""
         raise EnvironmentProblem(
             f"{recipe.workload} {recipe.size} at this scale requires {needed}, but this machine has {gpus or 'none'}",
-            do=f"pass {fewer}'{tiny}--gpu-type cpu' to train on the CPU, or --dry-run to show the plan",
+            do=f"{fewer}{small}--gpu-type cpu' to train on the CPU, or pass --dry-run to show the plan",
         )

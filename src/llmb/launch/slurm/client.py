@@ -59,7 +59,7 @@ def submit(
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in variables else []
     output = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], variables, held=held)
     if output.code:
-        do = "correct the options or cluster_config.yaml; pass --dry-run to print the batch script"
+        do = "correct the options or settings; --dry-run, if the command has it, prints the batch script"
         raise UsageError(f"Slurm rejected the job: {message(output)}", do=do)
     match = SUBMITTED.fullmatch("".join(output.text.strip().splitlines()[-1:]))
     if match is None:

@@ -150,7 +150,7 @@ def call_launch(job: Submission) -> str:
         what = f"{launch.script} ended without printing a job id:\n{last}"
         raise InfrastructureError(what, do="run 'squeue --me' to see if it queued a job; llmb does not follow that job")
     why = f"took more than {LIMIT_S // 60} minutes" if program.timed_out else f"ended with exit code {program.code}"
-    raise UsageError(f"{launch.script} in {launch.folder} {why} and queued no job:\n{last}", where=str(output))
+    raise UsageError(f"{launch.script} in {launch.folder} {why} without printing a job id:\n{last}", where=str(output))
 
 
 def _hidden(output: Path, secrets: Iterable[str]) -> str:

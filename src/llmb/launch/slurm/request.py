@@ -158,8 +158,8 @@ class SlurmChoices(Record):
         NumaBinding | None,
         _option(
             help="local: restrict workers to the cores and memory of their GPUs' NUMA nodes; auto: bind them to these "
-            "cores and prefer this memory, if a node has several GPU workers, their NUMA nodes are known and "
-            "--cpu-binding is none. Default: from the settings, else auto."
+            "cores and prefer this memory where possible, if a node has several GPU workers and --cpu-binding is none. "
+            "Default: from the settings, else auto."
         ),
     ] = None
 

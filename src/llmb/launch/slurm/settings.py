@@ -73,8 +73,8 @@ def parse_additional(text: str) -> dict[str, str | None]:
     parts = [part for part in text.split(";") if part.strip()]
     for part in parts:
         if _NEXT_PAIR.search(part):
-            do = "separate flags with ';', because commas are part of a value"
-            raise UsageError(f"this is more than one flag: '{part.strip()}'", where="ADDITIONAL_SLURM_PARAMS", do=do)
+            do = "separate flags with ';', or pass a value that contains ',name=' with --slurm-arg"
+            raise UsageError(f"this may be several flags: '{part.strip()}'", where="ADDITIONAL_SLURM_PARAMS", do=do)
     return parse_flags(parts, "ADDITIONAL_SLURM_PARAMS")
 
 

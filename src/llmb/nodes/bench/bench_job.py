@@ -163,7 +163,7 @@ def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: Dev
     per_node = ranks or options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
         key = scheduler.gpus_key if CPU in (device, chosen.gpu_type) else "gpu_type"
-        do = f"pass --ranks or --gpus-per-node, if the command has them, or set {key} in cluster_config.yaml"
+        do = f"set {key} in cluster_config.yaml or, if the command has them, pass --device and --ranks"
         raise UsageError("the number of processes per node is not specified", do=do)
     placement = Placement(options.nodes or 1, per_node, whole_nodes=on_gpus)
     return Nodes(placement, "cuda" if on_gpus else "cpu", chosen.gpu_type if on_gpus else CPU)

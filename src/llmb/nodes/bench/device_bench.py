@@ -356,7 +356,7 @@ def device_here(choice: DeviceChoice, machine: Machine) -> Device:
     if choice == "auto":
         return "cuda" if machine.gpu_names else "cpu"
     if choice == "cuda" and not machine.gpu_names:
-        raise EnvironmentProblem("nvidia-smi reports no GPU on this machine", do="pass --device cpu")
+        raise EnvironmentProblem("this machine has no visible GPU", do="pass --device cpu")
     return choice
 
 

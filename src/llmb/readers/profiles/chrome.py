@@ -318,7 +318,7 @@ def mixed(path: Path, step: int | None) -> UsageError:
     return UsageError(
         "one process has kernels on several GPUs" if step is None else f"step {step} is marked several times",
         where=str(path),
-        do="pass a trace of one rank, with one GPU and a number for each step",
+        do="pass a trace of one rank on one GPU, in which no two steps have the same number",
     )
 
 
