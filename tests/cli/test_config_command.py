@@ -234,7 +234,7 @@ def test_a_misspelled_gpu_type_is_named_with_its_key(llmb: Run, key: str, value:
     done = llmb("submit", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "512", "--gpu-type", "h100", "--dry-run")
     assert done.returncode == 2
     assert f"unknown GPU type '{value}'{hint}\n" in done.stderr
-    assert f"run 'llmb config set {key} TYPE'" in done.stderr
+    assert f"run 'llmb config set {key} TYPE', with --user if" in done.stderr
 
 
 def test_variables_of_an_unknown_workload_are_reported(llmb: Run) -> None:

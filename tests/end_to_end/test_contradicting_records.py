@@ -316,7 +316,7 @@ def without_permission(folder: Path, root: Path) -> Iterator[None]:
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_folder_without_permission_is_named(bad: RunFolder, tmp_path: Path, level: int) -> None:
     folder, workloads = (bad.path, bad.path.parent)[level], bad.path.parents[4]
-    words = {command: (command, bad.path) for command in ("watch", "result", "judge")}
+    words = {name: (name, bad.path / "log") for name in ("watch", "result", "judge", "parse", "trace", "nccl")}
     for each_of in (("judge", workloads, "--json"), *words.values()):
         called(*each_of)  # loads the modules, which another user may not read
     with without_permission(folder, tmp_path):

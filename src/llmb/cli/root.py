@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmb.base.errors import EnvironmentProblem, UsageError, UserInterrupt
+from llmb.base.input_files import check_reachable
 from llmb.catalogue.records import Recipe, Unspecified, unspecified_text
 from llmb.cli.common import print_message
 from llmb.reports.output import print_line, print_output
@@ -60,8 +61,7 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def context_here(*, dry_run: bool = False) -> "CampaignContext":
-    """Return the context in which this command plans and queues jobs, and print notes on the cluster's settings. Raise
-    UsageError with all problems of the settings."""
+    """Return the context of this command's jobs, and print notes on the settings; raise UsageError with problems."""
     from llmb.jobs.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
     context = campaign_context(install_here(), os.environ, dry_run=dry_run)
@@ -84,6 +84,7 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 
     found: list[Path] = []
     for path in paths:
+        check_reachable(path)
         try:
             is_path = os.path.lexists(path) or len(path.parts) > 1
             found += [path] if is_path else [run.path for run in run_folders(str(path), install_here(), say)]
@@ -93,8 +94,7 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 
 
 def install_here() -> Path:
-    """Return the root of installation, and print it if it is neither the default nor LLMB_INSTALL. Raise UsageError
-    as ``chosen_root`` does."""
+    """Return the root of installation; print it unless LLMB_INSTALL or the default; raise as ``chosen_root`` does."""
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):
         say(f"root of installation: {root.path} ({root.chosen_by})")

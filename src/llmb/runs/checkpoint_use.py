@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a run: the weights that it starts with, the time of saves and loads, and space on disk."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:
 
 def check_room(what: str, need: int, folder: Path, advice: str) -> None:
     """Raise EnvironmentProblem if less than ``need`` bytes are free on the disk of ``folder``, which need not exist."""
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
     have = shutil.disk_usage(existing).free
     if need > have:
         raise EnvironmentProblem(

@@ -42,7 +42,7 @@ def calibrate_with_bench(
             )
     rates = _Rates(list(newest.values()), plan, gpu, usual)
     if not rates.texts:
-        do = "run 'llmb bench gemm', 'llmb bench attention', 'llmb bench memory' or 'llmb bench collectives' on a GPU"
+        do = "on a GPU, run 'llmb bench gemm --dtype bf16' or 'llmb bench memory', and pass its result"
         raise UsageError(f"the result of {title} contains no measurement that predictions use", do=do)
     text = f"{title}: {', '.join(rates.texts)}; the rest as in published steps"
     machine = MeasuredMachine(rates.products, rates.links, rates.exchanges)

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import model_validator
 
 from llmb.base.errors import UsageError
-from llmb.base.input_files import MOST_JSON_BYTES, read_text_file
+from llmb.base.input_files import MOST_JSON_BYTES, check_reachable, read_text_file
 from llmb.base.trust import STATE_FOLDER
 from llmb.catalogue.records import Record
 from llmb.nodes.bench.protocol import DeviceReport, Timing
@@ -194,11 +194,11 @@ def read_measurements(install: Path, node: str | None = None) -> list[Measuremen
 def measurements_at(path: Path) -> list[MeasurementFile]:
     """Read the measurements at a path: a saved file, an output of ``--json``, or a node's folder, oldest first.
     Raises UsageError as ``read_measurements`` does; returns an empty list if there are none."""
+    check_reachable(path)
     if path.is_file() and not _KEPT.fullmatch(path.name):
-        # A file of another kind has no measurements.
         try:
             return [MeasurementFile.model_validate_json(read_text_file(path, MOST_JSON_BYTES))]
-        except ValueError:
+        except ValueError:  # a file of another kind has no measurements
             return []
     paths = path.iterdir() if path.is_dir() else [path] if path.is_file() else []
     return sorted(_read_all(each for each in paths if _KEPT.fullmatch(each.name)), key=_moment)

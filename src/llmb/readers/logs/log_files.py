@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from llmb.base.errors import EnvironmentProblem, UsageError
-from llmb.base.input_files import not_regular, open_file
+from llmb.base.input_files import check_reachable, not_regular, open_file
 from llmb.base.shown_text import counted
 from llmb.catalogue.window import DEFAULT_RULE
 from llmb.readers.logs.configuration import document_of_log
@@ -69,8 +69,8 @@ class LogFiles:
 
 def find_logs(root: Path) -> LogFiles:
     """Find the ``*.out`` and ``*.out.gz`` files below ``root``, without hidden ones; if ``root`` is a file, return it,
-    whatever its name. Raise UsageError if there are none, or if ``root`` does not exist or is of another type.
-    """
+    whatever its name. Raise UsageError if there are none, or if ``root`` does not exist or is of another type."""
+    check_reachable(root)
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())
     if root.exists() and not root.is_dir():
