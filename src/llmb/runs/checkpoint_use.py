@@ -29,10 +29,8 @@ GB = 10**9
 
 
 def check_space(plan: Plan, folder: Path) -> None:
-    """Raise EnvironmentProblem if the checkpoints of ``plan`` do not all fit on the disk of ``folder``.
-
-    ``folder`` need not exist yet.
-    """
+    """Raise EnvironmentProblem if the checkpoints of ``plan`` do not all fit on the disk of ``folder``, which need not
+    exist yet."""
     count = sum(map(plan.saves_after, range(plan.first_step, plan.last_step + 1)))
     if not count:
         return
