@@ -160,7 +160,9 @@ class Search:
         path = self._dataset_path(self.source)
         if not (path / RECORD).is_file():
             title = dataset_title(self.source.dataset, self.recipe.layout.seq_len)
-            self._miss(f"the dataset {title}, in {path}", "dataset", self._length() + self._sample("squad.jsonl"))
+            has_tokenizer = self.missing or self.folders.model(self.source.model).exists()  # with the checkpoint
+            sample = self._sample("squad.jsonl" if has_tokenizer else "squad.jsonl --tokenizer small/model")
+            self._miss(f"the dataset {title}, in {path}", "dataset", self._length() + sample)
             return {"packing": self.recipe.packing}
         return self._read(path)
 
