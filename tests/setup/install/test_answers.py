@@ -69,6 +69,7 @@ def test_what_the_cluster_shows_need_not_be_answered() -> None:
         ({"workloads": ("pretrain_llama3",)}, "did you mean 'pretrain_llama3.1'?"),
         ({"workloads": ("finetune_llama3",)}, "--prepare: it is not specified; valid: here, job, no"),
         ({"torch": "cu99"}, "--torch: 'cu99' is neither"),
+        ({"size": "8b"}, "--size: '8b' is not one of the sizes: none, as these workloads do not fine-tune"),
         ({"container_runtime": "pyxis"}, "--image: it is not specified"),
         ({"container_runtime": "pyxis", "image": "oras://a"}, "this is not the name of an image: 'oras://a'"),
         ({"variables": {"HF_TOKEN": TOKEN}}, "HF_TOKEN looks like a secret"),
@@ -85,8 +86,8 @@ def test_a_wrong_answer_is_refused_with_the_reason(wrong: dict[str, Any], why: s
 
 def test_the_build_of_torch_fits_the_driver() -> None:
     given = ANSWERS(account="bench", gpu_partition="batch", workloads=("pretrain_llama3.1",))
-    found = {driver: completed(given, cluster(driver=driver), None).torch for driver in (None, 535, 570, 580)}
-    assert found == {None: "pypi", 535: "cu128", 570: "cu128", 580: "pypi"}
+    found = {driver: completed(given, cluster(driver=driver), None).torch for driver in (None, 470, 535, 580)}
+    assert found == {None: "pypi", 470: "pypi", 535: "cu128", 580: "pypi"}
     assert completed(given.model_copy(update={"gpu_type": "cpu"}), cluster(), None).torch == "cpu"
 
 
@@ -184,7 +185,7 @@ def test_the_headless_file_of_the_reference_suite_is_read_without_its_token(tmp_
     [
         ({"slurm_info": {}}, "slurm_info (now slurm)"),
         ({"env_vars": {}}, "env_vars (now environment_vars)"),
-        ({"environment_vars": {"A": None}}, "environment_vars must be a mapping of names to values"),
+        ({"environment_vars": {"A": None}}, "environment_vars must map names to values other than null"),
         ({"gpu_typ": "h100"}, "unknown keys: gpu_typ"),
     ],
 )

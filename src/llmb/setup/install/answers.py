@@ -41,7 +41,9 @@ class Answers(Record):
     question.
     """
 
-    path: Annotated[str | None, _place(help="Shared folder to install to. Default: LLMB_INSTALL.", folder=True)] = None
+    path: Annotated[
+        str | None, _place(help="Shared folder to install to. Default: LLMB_INSTALL or STAGE_PATH.", folder=True)
+    ] = None
     workloads: Annotated[
         tuple[str, ...],
         _place(
@@ -93,7 +95,7 @@ class Answers(Record):
         str | None,
         _software(
             help="PyTorch build: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for that of "
-            "--python. Default: cpu without GPUs, else the newest for this machine's driver, or pypi if it has none."
+            "--python. Default: cpu without GPUs, else the newest that this machine's driver runs, else pypi."
         ),
     ] = None
     torch_version: Annotated[str | None, _software(help="Version of PyTorch, such as 2.11.0. Default: >=2.11.")] = None
@@ -105,9 +107,7 @@ class Answers(Record):
         ),
     ] = None
     container_runtime: Annotated[Runtime | None, _software(help="Container runtime. Default: none.")] = None
-    image: Annotated[str | None, _software(help="Image for --container-runtime: a file, or a name in a registry.")] = (
-        None
-    )
+    image: Annotated[str | None, _software(help="Image for --container-runtime: a file or name in a registry.")] = None
     image_folder: Annotated[
         str | None, _software(help="Folder for images. Default: 'images' in the installation.", folder=True)
     ] = None

@@ -264,7 +264,7 @@ class Torch(GeneralQuestion):
         if self.answers.gpu_type == CPU:
             return CPU
         driver = self.around.driver or 0
-        runnable = [build.name for build in torch_builds() if driver and (build.least_driver or 0) <= driver]
+        runnable = [build.name for build in torch_builds() if build.least_driver and build.least_driver <= driver]
         return runnable[0] if runnable else torch_builds()[0].name
 
     def check(self, value: str) -> str | None:
@@ -295,7 +295,8 @@ class Size(GeneralQuestion):
     def check(self, value: str) -> str | None:
         workloads = self.around.catalogue.workloads
         sizes = {size for name in self.answers.workloads if name in workloads for size in workloads[name].sources}
-        return None if value in sizes else f"'{value}' is not one of: {', '.join(sorted(sizes))}"
+        listed = ", ".join(sorted(sizes)) or "none, as these workloads do not fine-tune"
+        return None if value in sizes else f"'{value}' is not one of the sizes: {listed}"
 
 
 QUESTIONS: Sequence[type[GeneralQuestion]] = (
