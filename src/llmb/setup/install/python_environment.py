@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -260,12 +261,8 @@ def run_visibly(
     except OSError as error:
         raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
     if process.returncode:
-        raise EnvironmentProblem(f"{_name(command)} failed with exit code {process.returncode}; its output is above")
-
-
-def _name(command: Sequence[str]) -> str:
-    program = Path(command[0]).name
-    return f"{program} {' '.join(command[1:4])}" if program.startswith("python") else " ".join([program, *command[1:3]])
+        what = f"this command failed with exit code {process.returncode}; its output is above"
+        raise EnvironmentProblem(f"{what}:\n  {shlex.join(command)}")
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
@@ -291,7 +288,7 @@ def proven(python: Path, answers: Answers) -> PythonContents:
             f"that Python has llmb {contents.llmb}, but this is llmb {llmb.__version__}", where=str(python), do=do
         )
     if answers.has_gpus and contents.torch and contents.cuda is None:
-        do = "pass another --torch, such as cu128, or with --environment existing, another --python"
+        do = "pass another --python" if is_existing else "pass another --torch, such as cu128"
         raise EnvironmentProblem(
             f"that Python's torch {contents.torch} is built for CPUs only", where=str(python), do=do
         )
