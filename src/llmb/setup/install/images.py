@@ -121,7 +121,7 @@ def has_image(target: Path) -> bool:
 def _check_file(source: Path, runtime: str) -> None:
     if not has_image(source):
         do = "pass the path of an image file, or an image's name in a registry"
-        raise UsageError("the image file does not exist, or is empty", where=str(source), do=do)
+        raise UsageError("there is no file here, or it is empty", where=str(source), do=do)
     endings = (SUFFIXES[runtime], *([ARCHIVE] if runtime == "apptainer" else []))
     if source.suffix not in endings:
         do = f"use a file that ends in {' or '.join(endings)}, or the image's name in a registry"
@@ -132,10 +132,11 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
     program, here = PROGRAMS[request.runtime], platform.machine()
     again = shlex.join([request.source, "--runtime", request.runtime, "--folder", str(request.folder.absolute())])
     do = f"import the image on a node: srun --ntasks=1 --time=60 llmb prepare image {again}"
+    if of_daemon := isinstance(source, RegistryImage) and source.of_daemon:
+        do = "push the image to a registry, and import it from there"  # nodes do not have this machine's images
     if shutil.which(program) is None:
         raise EnvironmentProblem(f"there is no {program} on this machine", do=f"install {program} here, or {do}")
-    bound = request.runtime == "apptainer" or (isinstance(source, RegistryImage) and source.of_daemon)
-    if bound and request.architecture not in (None, here):
+    if (of_daemon or request.runtime == "apptainer") and request.architecture not in (None, here):
         what = f"{program} would import the image for {here}, but the nodes are {request.architecture}"
         raise EnvironmentProblem(what, do=do)
 
