@@ -44,15 +44,15 @@ class Profiling(Record):
     profiler: Annotated[
         Literal["auto", "nsys", "torch"],
         _option(
-            help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys if it is on the PATH of"
-            " the run's nodes, otherwise torch; the result names the profiler."
+            help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys on GPUs, but torch with"
+            " torchtitan, and if nsys is not on the PATH where llmb's engine runs."
         ),
     ] = "auto"
     profile_start_step: Annotated[
         int | None,
         _option(
-            help="First profiled step, counted from 0. Default: that of the recipe's document (20 or 45), or else the"
-            " start of the last tenth of the steps.",
+            help="First profiled step, counted from 0. Default: 20 or 45, as in the recipe's document, if the run has"
+            " these steps; otherwise, and with torchtitan, the start of the last tenth of the steps.",
             minimum=0,
             envvar="PROFILE_START_STEP",
         ),
@@ -60,8 +60,8 @@ class Profiling(Record):
     profile_stop_step: Annotated[
         int | None,
         _option(
-            help="First step after the profile; by default, also the number of steps of a run that does not resume."
-            " Default: that of the recipe's document (25, 30 or 50), or else the end of the run.",
+            help="First step after the profile, and default of --steps unless the run resumes. Default: 25, 30 or 50,"
+            " as in the recipe's document, if the run has these steps; otherwise, and with torchtitan, its end.",
             minimum=1,
             envvar="PROFILE_STOP_STEP",
         ),
@@ -73,7 +73,7 @@ class Profiling(Record):
     profile_gpu_metrics: Annotated[
         bool,
         _option(
-            help="Also sample the first profiled rank's GPU with Nsight Systems; drivers may allow this only to root.",
+            help="With --profile, let nsys also sample the first profiled rank's GPU; drivers may require root.",
             envvar="ENABLE_GPU_METRICS",
         ),
     ] = False

@@ -357,7 +357,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
         raise InfrastructureError(
             f"the run was started {number - 1} times, and its number of retries is limited to {record.retries}",
             where=str(folder.path),
-            do="run 'llmb jobs nodes' to find nodes with many failures, then submit the run without them (--exclude)",
+            do="submit the run with more --retries, or without nodes that fail often ('llmb jobs nodes', --exclude)",
         )
     newest = newest_checkpoint(folder, record.plan) if number > 1 else None
     first_step, checkpoint = (newest.record.step, str(newest.path)) if newest else (record.plan.first_step, None)

@@ -50,7 +50,7 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
         model = find_model(catalogue, str(named["workload"]), str(stated["size"]))
         if layers != model.layers:
             what = f"size {stated['size']} was specified, which has {model.layers} layers, but the log reports {layers}"
-            raise UsageError(what, where=str(run.path), do="pass the size of the model in the log")
+            raise UsageError(what, where=str(run.path), do="pass the size of the log's model, or none for a proxy")
     known = {key: value for key, value in run.configuration.items() if key != ARGUMENTS or "workload" not in stated}
     return run.configured({**known, **stated})
 

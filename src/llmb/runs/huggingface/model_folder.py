@@ -48,7 +48,9 @@ def read_folder(path: Path) -> WeightsFolder:
         raise UsageError(what, where=str(path), do=do)
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
-        raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path), do="copy it there")
+        raise UsageError(
+            f"the folder has no '{CONFIG}', which defines the model", where=str(path), do="copy the model's there"
+        )
     documents = tuple(name for name in (CONFIG, INDEX) if (path / name).is_file())
     whole = path.absolute()
     return WeightsFolder("huggingface", whole, read_json(path / CONFIG), files, documents, whole)
@@ -87,15 +89,12 @@ def _indexed_files(index: Path) -> tuple[str, ...]:
 
 def _no_weights(path: Path) -> UsageError:
     pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
-    if pickles:
-        return UsageError(
-            f"the weights are pickle files ({', '.join(pickles[:3])}), which are unsupported: "
-            "a pickle can run any code",
-            where=str(path),
-            do="download the model's safetensors files or, if you trust the files, convert them with "
-            "transformers (save_pretrained)",
-        )
-    return UsageError(f"the folder has no '{INDEX}' or '{SINGLE_FILE}'", where=str(path), do="pass a complete model")
+    what = f"the folder has no '{INDEX}' or '{SINGLE_FILE}'"
+    if not pickles:
+        return UsageError(what, where=str(path), do="pass the folder of a complete Hugging Face model")
+    what += f", only pickle files ({', '.join(pickles[:3])}), which are unsupported: a pickle can run any code"
+    do = "download safetensors files or, if you trust these, convert them with transformers (save_pretrained)"
+    return UsageError(what, where=str(path), do=do)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)", text.strip(), re.IGNORECASE)
     size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise UsageError(f"'{text}' is not a size", do="specify a number and a unit (B, KB, MB, GB, TB), such as 5GB")
+        raise UsageError(f"'{text}' is not a size", do="pass a size above 0 in B, KB, MB, GB or TB, such as 5GB")
     return size
 
 

@@ -63,7 +63,7 @@ def read_user_model(path: Path) -> UserModel:
     form = _format(config, path)
     model, problems = _model(config, form, size)
     if problems or model is None:
-        do = "add or change these settings, or describe the model by its parts: see 'llmb docs add-a-model'"
+        do = "add, change or remove these settings, or describe the model by its parts: see 'llmb docs add-a-model'"
         raise UsageError(f"this model is not supported:{itemized(problems)}", where=str(path), do=do)
     digest = hashlib.sha256(text).hexdigest()
     return UserModel(

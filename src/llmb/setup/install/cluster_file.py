@@ -63,7 +63,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
         raise UsageError(f"the file has old keys: {', '.join(old)}", where=str(path), do="rename these keys")
     slurm = data.get("slurm") or {}
     if not isinstance(slurm, dict):
-        raise UsageError("slurm must be a mapping of keys to values", where=str(path), do="indent its keys below it")
+        raise UsageError("slurm must map keys to values", where=str(path), do="indent its keys, without dashes")
     keys = NEW_KEYS | IGNORED_KEYS | {*SAME_KEYS}
     if others := [str(key) for key in data if key not in keys]:
         raise UsageError(f"the file has unknown keys: {', '.join(others)}", where=str(path), choices=sorted(keys))
@@ -81,7 +81,7 @@ def _headless_answers(path: Path, data: Mapping[str, Any], say: Callable[[str], 
 
 def _headless_variables(path: Path, variables: object, say: Callable[[str], None]) -> dict[str, str]:
     if not isinstance(variables, dict) or any(value is None for value in variables.values()):
-        raise UsageError("environment_vars must be a mapping of names to values, without null", where=str(path))
+        raise UsageError("environment_vars must map names to values other than null", where=str(path))
     texts = {str(name): str(value) for name, value in variables.items()}
     secrets = [name for name, value in texts.items() if holds_secret(name, value)]
     for name in secrets:

@@ -213,12 +213,12 @@ class _Software:
 
     def make_environment(self) -> str:
         folder, path = self.environment(), _own_environment(self.script)
+        lacks = f"this environment lacks NeMo-Run at commit {self.script.commits[NEMO_RUN]}"
         if folder != self.root / path:
-            commit = self.script.commits[NEMO_RUN]
             do = f"install it, or unset reference_suite.environments.{self.script.workload} in {CLUSTER_CONFIG}"
-            raise EnvironmentProblem(f"this environment lacks NeMo-Run at commit {commit}", where=str(folder), do=do)
+            raise EnvironmentProblem(lacks, where=str(folder), do=do)
         if folder.exists() and not self.journal.entry(path):
-            raise EnvironmentProblem("this environment is incomplete", where=str(folder), do=MOVE)
+            raise EnvironmentProblem(lacks, where=str(folder), do=MOVE)
         self.journal.tree(path)
         answers = self.what.answers
         kind = "venv" if answers.environment == EXISTING else str(answers.environment)

@@ -201,9 +201,9 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
         name, where = f"{model.model} {model.size}", str(folder.path / CONFIG)
         if differences := list(config_differences(model, folder.config)):
             what = f"the configuration is not that of {name}:{itemized(differences)}"
-            raise UsageError(what, where=where, do="pass the model's workload and size with -w and -s; see 'llmb list'")
+            raise UsageError(what, where=where, do="pass another folder, or this model's -w and -s; see 'llmb list'")
         if unknown := list(unknown_keys(model, folder.config)):
-            what = f"the configuration has unknown keys, which may change the model:{itemized(unknown)}"
+            what = f"the configuration has keys that may change the model:{itemized(unknown)}"
             raise UsageError(what, where=where, do=f"remove these keys if the model is {name} even without them")
     return folder
 
@@ -373,7 +373,7 @@ def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     if problems := list(adapter_problems(config)):
         raise UsageError(f"these adapters are unsupported:{itemized(problems)}", where=str(source / ADAPTER_CONFIG))
     if not (source / ADAPTER_FILE).is_file():
-        raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source), do="pass a folder saved by peft")
+        raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source), do="save it again with peft")
     check_base(base, request.model)
     check_converter()
     check_free(target)

@@ -136,7 +136,7 @@ class Hub:
         files = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
         if missing := _missing(needed, files):
             what = f"{name} has no {' and no '.join(missing)} on the hub, or in the local cache"
-            raise UsageError(what, where=str(path), do=f"pass local files with {local}")
+            raise UsageError(what, where=str(path), do=f"retry with a network, or pass local files with {local}")
         return path
 
     def _download(self, name: str, kind: Kind, cache: Path, patterns: Sequence[str], on_bytes: OnBytes) -> Path:

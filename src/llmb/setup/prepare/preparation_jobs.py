@@ -46,7 +46,7 @@ class PrepareChoices(Record):
     ] = None
     seq_len: Annotated[
         int | None,
-        _option(help="Tokens per pack. Default: as the layouts for --gpu-type.", minimum=2, metavar="TOKENS"),
+        _option(help="Tokens per pack. Default: as in the recipe for --gpu-type.", minimum=2, metavar="TOKENS"),
     ] = None
     dataset_source: Annotated[
         str | None, _option(help="Folder or file with the dataset. Default: the Hugging Face hub.", folder=True)

@@ -134,7 +134,7 @@ def split_files(source: Path) -> Files:
     files = sorted(path for path in _below(source) if path.suffix in SUFFIXES and path.name not in NOTES)
     parts: Files = {split: group for split in NAMES if (group := [path for path in files if _holds(path, split)])}
     if "training" not in parts:
-        do = "pass the file itself with --source, or name the files train, validation and test"
+        do = "pass the file itself with --source, or name the files like train.jsonl, validation.jsonl and test.jsonl"
         raise UsageError("there is no file with training samples", where=str(source), choices=FORMATS, do=do)
     for split, paths in parts.items():
         if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
