@@ -170,9 +170,7 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     for folder in (start, *start.parents):
         if (folder / CLUSTER_CONFIG).is_file():
             check_owner(folder, do=f"set {ROOT_VARIABLES[0]}={folder} to use it anyway, or run llmb elsewhere")
-            check_owner(
-                folder / CLUSTER_CONFIG, do="check it, then replace it with your own copy, or run llmb elsewhere"
-            )
+            check_owner(folder / CLUSTER_CONFIG, do="check it, then replace it with your copy, or run llmb elsewhere")
             return InstallRoot(folder, CLUSTER_CONFIG)
     config = user_config(environ)
     if config and config.exists() and (root := user_root(config)):

@@ -261,8 +261,8 @@ def run_visibly(
     except OSError as error:
         raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
     if process.returncode:
-        what = f"this command failed with exit code {process.returncode}; its output is above"
-        raise EnvironmentProblem(f"{what}:\n  {shlex.join(command)}")
+        what = f"{shlex.join(command)} failed with exit code {process.returncode}; its output is above"
+        raise EnvironmentProblem(what)
 
 
 def proven(python: Path, answers: Answers) -> PythonContents:
