@@ -90,7 +90,7 @@ class Again:
         bool,
         typer.Option("--resume", help="On a cluster, resume the file's newest unfinished campaign as it was queued."),
     ] = False
-    start_new: Annotated[bool, typer.Option("--new", help="Start a new campaign even if an equal one exists.")] = False
+    start_new: Annotated[bool, typer.Option("--new", help="Queue or run all jobs again, whatever exists.")] = False
 
 
 @dataclass(frozen=True, slots=True)

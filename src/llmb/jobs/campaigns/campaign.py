@@ -128,7 +128,7 @@ def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaig
         if item.unfinished and (item.fingerprint == campaign.fingerprint or (resume and item.source == campaign.source))
     ]
     if resume and not campaigns:
-        do = "omit --resume, which starts a campaign unless its jobs are all queued"
+        do = "omit --resume to start a new campaign"
         raise UsageError("there is no unfinished campaign from this source", where=campaign.source, do=do)
     return campaigns[-1] if campaigns else None
 

@@ -277,7 +277,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             for recipe in _recipes(catalogue, entry, gpu_type):
                 _add_jobs(entry, recipe, expansion)
             if expansion.size == before:
-                do = "omit limits such as --proxy, choose values of 'llmb list', or name sizes that the engine lacks"
+                do = "omit limits such as --proxy, or choose from 'llmb list'; sizes the engine lacks must be named"
                 raise UsageError("no recipe has the requested size, scale and GPU type", do=do)
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {problem_text(error)}")
