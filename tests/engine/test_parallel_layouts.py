@@ -130,10 +130,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
-Whether a layout changes the training: only by rounding. Each one trains the tiny model of each architecture for
-{STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed (`--compile --recompute full`), and is
-compared with plain training on one process. Each cell has the largest difference of any step's loss and, in the
-first step, the relative differences of any parameter's gradient and of the norm of all gradients. The bounds are
+Whether a layout changes the training: only by rounding, if experts drop no tokens, as here. Each one trains the
+tiny model of each architecture for {STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed
+(`--compile --recompute full`), and is compared with plain training on one process. Each cell has the largest
+difference of any step's loss and, in the first step, the relative differences of any parameter's gradient and of the
+norm of all gradients. The bounds are
 {BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and {BOUNDS["norm"]:.0e}; in later steps, whose rounding adds to it,
 {BOUNDS["later"]:.0e} for the norm. Initial values have to be equal.
 
@@ -151,7 +152,7 @@ together, relative to their norm (in the first step, whose scales are 1, most ar
 
 Pipeline stages compute the same. Where ranks split a batch, gradients and scales are means in another order; where
 they split a GEMM or attention, its parts are summed in bf16. A value that is rounded differently may be cast to the
-next FP8 number, up to an eighth away.
+next FP8 number, up to an eighth away, or a quarter for gradients.
 
 In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if every collective
 completes only when it is waited for: `tests/engine/test_collectives_late.py`. `--communication` does not change a
