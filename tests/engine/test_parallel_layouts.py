@@ -130,11 +130,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
-Whether a layout changes the training: only by rounding, if experts drop no tokens, as here. Each one trains the
-tiny model of each architecture for {STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed
-(`--compile --recompute full`), and is compared with plain training on one process. Each cell has the largest
-difference of any step's loss and, in the first step, the relative differences of any parameter's gradient and of the
-norm of all gradients. The bounds are
+Whether a layout changes the training: only by rounding, if experts drop no token. Each one trains the tiny model of
+each architecture for {STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed (`--compile
+--recompute full`), and is compared with plain training on one process. Each cell has the largest difference of any
+step's loss and, in the first step, those of any parameter's gradient and of the norm of all, relative. The bounds are
 {BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and {BOUNDS["norm"]:.0e}; in later steps, whose rounding adds to it,
 {BOUNDS["later"]:.0e} for the norm. Initial values have to be equal.
 
