@@ -195,8 +195,7 @@ def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptio
     given = {"partition": cluster.partition, "account": cluster.account, "nodes": cluster.nodes}
     options = read_job_options(site, given, os.environ, sys.executable)
     nodes = job_nodes(catalogue, site, options, "auto", None)
-    partition = cluster.partition or options.flags.get("partition")
-    states = scheduler.nodes(None, partition, ASK_S)
+    states = scheduler.nodes(None, scheduler.defaults(site, options).partition, ASK_S)
     usable = [name for name, state in states.items() if state.usable]
     if len(usable) < (wanted := cluster.nodes or 0):
         problems = "; ".join(f"{name}: {state.problem}" for name, state in states.items() if not state.usable)

@@ -150,7 +150,7 @@ AgainstRun = Annotated[
     _settings(metavar="RUN", help="List settings that changed here or on selected nodes since a run, such as latest."),
 ]
 FailOnDrift = Annotated[
-    bool, _settings("--fail-on-drift", help="With --against: exit with code 4 if an important setting changed.")
+    bool, _settings("--fail-on-drift", help="With --against: exit code 4 on an important change or unreadable node.")
 ]
 
 
@@ -306,9 +306,9 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
             say(f"note: {node} is skipped: {state.problem}")
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
-        part = f"partition {several.partition}" if several.partition else "the cluster"
+        part, other = (f"partition {several.partition}", " or another -p") if several.partition else ("the cluster", "")
         seen = "see the reasons above and in" if states else "see"
-        raise UsageError(f"no node of {part} accepts jobs", do=f"{seen} 'sinfo -R', or pass --nodes or --partition")
+        raise UsageError(f"no node of {part} accepts jobs", do=f"{seen} 'sinfo -R', or pass --nodes{other}")
     return usable
 
 

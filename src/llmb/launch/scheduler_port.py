@@ -184,13 +184,13 @@ class JobAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Defaults from a cluster's settings for options of a job."""
+    """Defaults from a cluster's settings for options of a job; ``gpu_type`` is that of its nodes, if known."""
 
     gpu_type: str | None = None
-    """The GPU type of the job's nodes, if known."""
     gpus_per_node: int | None = None
     start: StartMode = "torchrun"
     retries: int = 0
+    partition: str | None = None
 
 
 Trait = Literal["tracking", "binding", "selection", "gpus", "mpi", "containers"]

@@ -231,14 +231,14 @@ def test_the_states_of_many_nodes_take_one_call(program: Callable[[str, str], No
     (tmp_path / "nodes").write_text("\n".join(lines) + "\n")
     program("scontrol", f'echo "$@" >> {tmp_path}/asked; cat {tmp_path}/nodes')
     program("sinfo", "printf 'gpu|node[1-2]\\ncpu|node3\\ngpu|node4\\n'")
-    assert [*read_nodes("node[1-4]", None, 60)] == ["node1", "node2", "node3", "node4"]
+    assert [*read_nodes("node[1-4]", None, 60)] == [*read_nodes(None, "cpu,gpu", 60)] == [*expand("node[1-4]")]
     assert [*read_nodes(None, "gpu", 60)] == ["node1", "node2", "node4"]
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked == ["--oneliner show node node[1-4]", "--oneliner show node node[1-2,4]"]
+    assert asked == [*["--oneliner show node node[1-4]"] * 2, "--oneliner show node node[1-2,4]"]
     with pytest.raises(UsageError, match="no node node5"):
         read_nodes("node[4-5]", None, 60)
     with pytest.raises(UsageError, match="unknown partition 'gpus'"):
-        read_nodes(None, "gpus", 60)
+        read_nodes(None, "cpu,gpus", 60)
     for text in ("node[1-", "--help", "node[2-1]", "", "node1;rm"):
         with pytest.raises(UsageError):
             read_nodes(text, None, 60)

@@ -84,8 +84,8 @@ def _names(part: str) -> Iterator[str]:
 
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-    """Read the listed nodes in order, or the partition's nodes, or all. Raises UsageError if the list is malformed, or
-    a node or the partition does not exist; InfrastructureError if Slurm does not answer; and the errors of ``call``."""
+    """Read the listed nodes in order, or the partitions' nodes, or all. Raises UsageError if the list is malformed, or
+    a node or a partition does not exist; InfrastructureError if Slurm does not answer; and the errors of ``call``."""
     queried = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(queried))
     output = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
@@ -93,8 +93,7 @@ def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> 
     if missing := [name for name in names if name not in nodes]:
         if output.code and ABSENT not in f"{output.errors}{output.text}":
             raise InfrastructureError(f"Slurm does not report its nodes: {message(output)}", do=AGAIN)
-        do = "run 'sinfo -N' to list the nodes of this cluster"
-        raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
+        raise UsageError(f"this cluster has no node {compress(missing)}", do="run 'sinfo -N' to list its nodes")
     return {name: nodes[name] for name in names}
 
 
@@ -116,9 +115,10 @@ def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
     if output.code:
         raise InfrastructureError(f"sinfo failed: {message(output)}", do=AGAIN)
     rows = [line.partition("|")[::2] for line in output.text.splitlines() if "|" in line]
-    if partition and partition not in {name for name, _ in rows}:
-        raise unknown("partition", partition, sorted({name for name, _ in rows}))
-    return [node for name, nodes in rows if partition in (None, name) for node in expand(nodes.strip())]
+    wanted, names = partition_names(partition), {name for name, _ in rows}
+    if absent := [name for name in wanted if partition and name not in names]:
+        raise unknown("partition", absent[0], sorted(names))
+    return [node for name, nodes in rows if not partition or name in wanted for node in expand(nodes.strip())]
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:

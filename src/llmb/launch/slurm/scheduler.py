@@ -257,8 +257,8 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
         settings, partition = settings_of(site), options.flags.get("partition")
         gpu = gpu_type_within(settings, partition, gpu_type, site.config.gpu_type)
-        part = settings.within(partition or site_partition(settings, gpu))
-        return Defaults(gpu, part.gpus_per_node, part.start, part.retries)
+        part = settings.within(partition := partition or site_partition(settings, gpu))
+        return Defaults(gpu, part.gpus_per_node, part.start, part.retries, partition)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
         settings, overlays = settings_of(site), list(_of_shell(site.shell))
