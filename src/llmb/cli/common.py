@@ -36,8 +36,8 @@ Junit = Annotated[
         "--junit", metavar="FILE", callback=_check_folder, help="Also write the result as JUnit XML, for CI systems."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs or their batch scripts; queue nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Queue without asking for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs or their batch scripts; start nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking for confirmation.")]
 Force = Annotated[bool, typer.Option("--force", help="Start even if a GPU has less memory than 'llmb memory' counts.")]
 
 

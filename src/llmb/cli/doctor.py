@@ -114,7 +114,7 @@ class SeveralNodes:
     ] = None
     every: Annotated[bool, _several("--all", help="Check all usable nodes of the cluster.")] = False
     account: Annotated[
-        str | None, _several("-A", "--account", help="Slurm account. Default: SBATCH_ACCOUNT, else from the settings.")
+        str | None, _several("-A", "--account", help="Slurm account. Default: from the settings, else Slurm's default.")
     ] = None
     slurm_arg: Annotated[
         list[str] | None,
