@@ -68,7 +68,6 @@ def test_exact_scales_are_not_doubled(catalogue: Catalogue) -> None:
         ({"scale": 4}, "no layout for 4 GPUs", "8"),
         ({"scale": 1 << 60, "overrides": Overrides(gbs=1 << 60)}, f"no layout for {1 << 60:,} GPUs", "8"),
         ({"scale": 0}, "--scale is 0; it must be at least 1", "8"),
-        ({"scale": -8}, "--scale is -8; it must be at least 1", "8"),
         ({"scale": 384}, "no layout for 384 GPUs", "doublings of 128"),
     ],
 )

@@ -283,6 +283,7 @@ def test_a_log_that_reports_no_recipe_is_judged_with_what_the_user_states(judge:
     stated = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--gpu-type", "h100")
     found, code = judge(log)
     assert (found["reason"], code) == ("the log does not report its workload, size, dtype, GPU type", 6)
+    assert judge(log, "-w", "pretrain_nemotron3", "-s", "550b")[1] == 6  # a size without a description
     found, code = judge(log, *stated)
     assert (found["verdict"], found["soft"], code) == ("regressed", True, 5)
     assert found["tolerance_source"] == "the interval of the prediction"

@@ -46,10 +46,11 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
             what = f"{title_of(key)} {value} was specified, but the log reports {reported[key]}"
             raise UsageError(what, where=str(run.path), do="omit the option, or select only the logs with this value")
     layers, named = reported.get("layout.layers"), {**reported, **stated}
-    if "size" in stated and layers and named.get("workload") in catalogue.workloads:
-        model = find_model(catalogue, str(named["workload"]), str(stated["size"]))
+    workload, size = str(named.get("workload")), stated.get("size")
+    if size and layers and workload in catalogue.workloads and size not in catalogue.undescribed.get(workload, ()):
+        model = find_model(catalogue, workload, str(size))
         if layers != model.layers:
-            what = f"size {stated['size']} was specified, which has {model.layers} layers, but the log reports {layers}"
+            what = f"size {size} was specified, which has {model.layers} layers, but the log reports {layers}"
             raise UsageError(what, where=str(run.path), do="pass the size of the log's model, or none for a proxy")
     known = {key: value for key, value in run.configuration.items() if key != ARGUMENTS or "workload" not in stated}
     return run.configured({**known, **stated})
