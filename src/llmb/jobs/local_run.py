@@ -218,14 +218,14 @@ def plan_here(
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
     """Resolve ``request``, by default for the machine's type and number of GPUs; raise UsageError if it is invalid.
 
-    Without GPUs, the default is at most two processes on the CPU. If another launcher started ranks, their number is
-    used. If the machine's GPU is not of the recipe's type, its peak and thus the MFU are unknown.
+    Without GPUs, the default is at most two processes on the CPU; for an unknown GPU, the recipe's first GPU type. If
+    another launcher started ranks, their number is used. The peak of a GPU that is not of the recipe's type is unknown.
     """
     here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
-    gpu_type = request.gpu_type
+    gpu_type, types = request.gpu_type, gpu_types_of(find_workload(catalogue, request.workload), request.size)
     if gpu_type is None and machine.gpu_names:
-        gpu_type = here
-    elif gpu_type is None and CPU in gpu_types_of(find_workload(catalogue, request.workload), request.size):
+        gpu_type = here or next((name for name in types if name != CPU), None)
+    elif gpu_type is None and CPU in types:
         gpu_type = CPU
     scale = request.scale
     if started and scale not in (None, started.world_size):
@@ -238,7 +238,8 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
     elif scale is None and machine.gpu_names:
         scale = len(machine.gpu_names)
     local = replace(request, gpu_type=gpu_type, scale=scale)
-    notes = {name: DETECTED for name in ("gpu_type", "scale") if getattr(local, name) != getattr(request, name)}
+    origins = {"gpu_type": DETECTED if here or gpu_type == CPU else "default", "scale": DETECTED}
+    notes = {name: origin for name, origin in origins.items() if getattr(local, name) != getattr(request, name)}
     recipe = resolve(catalogue, local, notes)
     if machine.gpu_names and recipe.gpu_type not in (CPU, here):
         note = f"this machine's {machine.gpu_names[0]} is not the catalogue's {recipe.gpu_type}: its peak is unknown"

@@ -60,7 +60,7 @@ def choose_recipes(
         request = replace(wanted, gpu_type=gpu_type or wanted.gpu_type, scale=scale)
         return [_chosen(catalogue, request, [wanted.dtype] if wanted.dtype else [])]
     if gpu_type in (None, CPU):
-        return [ChosenRecipe(*TINY, scale=gpus if gpu_type is None and gpus else None)]
+        return [ChosenRecipe(*TINY, scale=1 << min(gpus, 8).bit_length() - 1 if gpu_type is None and gpus else None)]
     whole = [_chosen(catalogue, request, DTYPES) for request in _whole_models(catalogue, str(gpu_type), gpus)]
     if not whole:
         return [_chosen(catalogue, Request(workload=PROXY[0], size=PROXY[1], scale=1, gpu_type=gpu_type), DTYPES)]
