@@ -63,7 +63,7 @@ def expert_exchange(request: CollectiveRequest, recipe: Recipe) -> CollectiveReq
     layout = recipe.layout
     if layout.ep == 1:
         why = "EP is 1" if recipe.model.moe else "the model has no experts"
-        do = "pass --ep 2 or more" if recipe.model.moe else "pass a --workload with experts; see 'llmb list'"
+        do = "pass --ep 2 or more, and a multiple as --scale" if recipe.model.moe else "pass a --workload with experts"
         raise UsageError(f"{recipe.title()} exchanges no tokens between experts, because {why}", do=do)
     rows = expert_rows(recipe.model, layout, recipe.capacity_factor) // layout.etp
     size = (FP32 if recipe.dtype is Dtype.FP32 else BF16) * recipe.model.hidden_size * rows

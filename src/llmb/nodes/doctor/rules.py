@@ -171,6 +171,6 @@ def parse_checks(texts: Iterable[str]) -> tuple[str, ...]:
     names = tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
     for name in names:
         if name not in known:
-            do = "pass an area, or a check that 'llmb doctor --json' lists; for disks without the folder, as disk_space"
+            do = "pass an area, or a check that 'llmb doctor --json' lists (for disk_space_install: disk_space)"
             raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
     return names
