@@ -252,8 +252,8 @@ class Choices(Record):
     group_experts: Annotated[
         bool,
         _training(
-            help="In the forward pass, multiply the FP8 inputs of all experts in one product instead of one per expert; "
-            "no effect except on GPUs of compute capability 9.0."
+            help="In the forward pass, multiply the FP8 inputs of all experts in one product, not one per expert; no "
+            "effect except on GPUs of compute capability 9.0."
         ),
     ] = False
     force_load_balancing: Annotated[
