@@ -71,9 +71,7 @@ def test_a_job_has_one_node_one_gpu_and_the_documents_time_limit(call: Callable[
     assert work(found["checkpoint"]) == ["prepare", "checkpoint", "-w", LORA, "-s", "70b"]
 
 
-def test_without_the_variable_no_gpu_is_requested_whatever_a_node_has(
-    call: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_without_the_variable_no_gpu_is_requested(call: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "install" / "cluster_config.yaml").write_text(
         "gpu_type: h100\nslurm: {account: own, partition: cpus, gpus_per_node: 8, gpu_request: gres}\n"
     )

@@ -29,6 +29,7 @@ MISTAKES = [
     # Options by other names.
     (f"run {RECIPE} --nodes 2", 2, "no such option: --nodes; did you mean --scale?"),
     ("parse --csv", 2, "no such option: --csv; did you mean --format?"),
+    ("prepare submit finetune_llama3 --vboost 3", 2, "no such option: --vboost"),  # no effect on a preparation
     ("show --wrkload x", 2, "no such option: --wrkload; did you mean --workload?"),
     ("plan --model x", 2, "no such option: --model; did you mean --workload or --model-config?"),
     # Values.

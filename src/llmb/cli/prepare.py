@@ -135,7 +135,7 @@ def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[Reposit
     return check_access(repositories)
 
 
-NOT_OF_PREPARATION = frozenset(("nodes", "retries", "start", "segment", "signal_before"))
+NOT_OF_PREPARATION = {"nodes", "retries", "start", "segment", "signal_before", "vboost", "cpu_binding", "numa_binding"}
 """Options of the scheduler that do not apply to preparations."""
 PREPARE_CHOICES = options_of(PrepareChoices)
 HELP = {

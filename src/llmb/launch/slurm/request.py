@@ -113,8 +113,8 @@ class SlurmChoices(Record):
     retries: Annotated[
         int | None,
         _option(
-            help="Maximum number of restarts, from the last checkpoint, after preemption, the loss of a node and other "
-            "infrastructure failures. Default: as in cluster_config.yaml, else 0.",
+            help="Maximum number of restarts, from the last checkpoint, if any, after preemption, loss of a node and "
+            "other infrastructure failures. Default: as in cluster_config.yaml, else 0.",
             minimum=0,
         ),
     ] = None
