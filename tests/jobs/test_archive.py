@@ -247,8 +247,8 @@ def test_commands_take_an_archive(llmb: Run, archive: Path, folders: list[RunFol
     assert llmb("export", str(archive), "-o", "out", "--format", "jsonl", **empty).returncode == 0
     exported = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [run["campaign"] for run in exported] == [CAMPAIGN] * 4
-    both = llmb("compare", "runs.tar.zst", str(folders[2].path), "--json", **empty)
-    assert len(json.loads(both.stdout)["rows"]) == 1, both.stderr
+    assert len(json.loads(llmb("compare", "runs.tar.zst", str(folders[2].path), "--json", **empty).stdout)["rows"]) == 1
+    assert len(json.loads(llmb("parse", "runs.tar.zst", "--json", **empty).stdout)["results"]) == 4
     assert not (tmp_path / "empty").exists(), "nothing is added"
 
 

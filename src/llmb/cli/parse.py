@@ -118,8 +118,8 @@ Paths = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[DIR]...",
-        help="Folders with *.out files, logs, or runs by id or label. Default: 'experiments' here, else the install "
-        "root's 'workloads', else this folder.",
+        help="Folders with *.out files, logs, archives, or runs by id or label. Default: 'experiments' here, else the "
+        "install root's 'workloads', else this folder.",
     ),
 ]
 Group = Annotated[

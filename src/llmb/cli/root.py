@@ -79,14 +79,14 @@ def write_named(path: Path, content: str | bytes, option: str) -> None:
 
 
 def run_paths(paths: Iterable[Path]) -> list[Path]:
-    """Replace names of runs, such as labels or 'latest', with the folders of these runs; keep paths unchanged."""
+    """Replace archives, and names of runs such as labels or 'latest', with the runs' folders; keep other paths."""
     from llmb.jobs.find_runs import run_folders  # slow to load
 
     found: list[Path] = []
     for path in paths:
         check_reachable(path)
         try:
-            is_path = os.path.lexists(path) or len(path.parts) > 1
+            is_path = (os.path.lexists(path) or len(path.parts) > 1) and ".tar" not in path.suffixes
             found += [path] if is_path else [run.path for run in run_folders(str(path), install_here(), say)]
         except UsageError:  # the code that reads the path reports the problem
             found.append(path)
