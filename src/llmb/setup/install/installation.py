@@ -249,5 +249,5 @@ def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
         live = [str(job.job_id or job.key) for job in store.jobs(Filter(states=LIVE))]
     if live:
         names = ", ".join(live[:MOST_NAMED]) + (", ..." if len(live) > MOST_NAMED else "")
-        do = "run 'llmb jobs wait' or 'llmb jobs cancel' with their ids; 'llmb jobs refresh' updates their states"
+        do = f"set LLMB_INSTALL={root}, then run 'llmb jobs refresh', and 'llmb jobs wait' or 'llmb jobs cancel'"
         raise UsageError(f"jobs are queued or running: {names}; nothing was removed", where=str(root), do=do)

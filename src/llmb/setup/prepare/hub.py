@@ -74,7 +74,7 @@ def fetch_model(
     download it, InfrastructureError if the hub fails, and UserInterrupt.
     """
     if page is None:
-        do = f"pass a local folder with {'--source' if weights else '--tokenizer'}; 'llmb prepare sample' creates one"
+        do = f"pass a local folder with {'--source' if weights else '--tokenizer'}; 'llmb prepare sample FOLDER' creates FOLDER/model"
         raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
     patterns, needed = (MODEL_FILES, ("config.json", "*.safetensors")) if weights else (TOKENIZER_FILES, (TOKENIZER,))
     return Hub(folders.hub, page=page).fetch(name, "model", patterns, needed, on_bytes)
@@ -229,7 +229,7 @@ def _explained(error: Exception, name: str, page: str, local: str = "--source") 
         return Refusal(InfrastructureError("the hub limits the rate of requests", do=do))
     if status is not None:
         what = f"the hub answered {status} for {name}"
-        return Refusal(InfrastructureError(what, do="retry later"))
+        return Refusal(InfrastructureError(what, do="retry later, or check HF_ENDPOINT if it is set"))
     what = f"the hub cannot be reached, or a download failed: {_first_line(error)}"
     do = f"repeat the command on a machine with a network, or pass local files with {local}"
     return Refusal(EnvironmentProblem(what, do=do))

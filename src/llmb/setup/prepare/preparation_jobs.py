@@ -132,7 +132,7 @@ def _check_given(source: Source, workload: str, size: str, choices: PrepareChoic
     prepared = prepared_folders(site.install, workload).model(source.model).exists()
     is_specified = choices.skip_checkpoint and (choices.tokenizer or prepared)
     if not choices.checkpoint_source and not is_specified:
-        do = f"pass --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' creates a model"
+        do = f"pass --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' creates FOLDER/model"
         raise UsageError(f"the model of {workload} {size} is not on the hub", do=do)
 
 
