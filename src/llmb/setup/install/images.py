@@ -158,7 +158,7 @@ def _new_file(target: Path) -> Iterator[Path]:
     try:
         yield partial
         if not has_image(partial):
-            raise EnvironmentProblem("the import succeeded, but left no image", where=str(target))
+            raise EnvironmentProblem("the import ended without an error, but left no image", where=str(target))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
