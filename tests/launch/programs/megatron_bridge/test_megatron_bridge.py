@@ -340,8 +340,8 @@ def test_what_the_script_of_an_image_has_not_is_refused_by_name(
 ) -> None:
     with pytest.raises(UsageError, match=told) as caught:
         order_of(published(*row, **more), image=image)
-    other = "choose another layout, --release or --image"
-    assert caught.value.do == ("omit --framework to use llmb's own engine" if "sft" in row[0] else other)
+    other = "omit --framework to use llmb's own engine" if "sft" in row[0] else "the layout, --release or --image"
+    assert caught.value.do == f"change these, or {other}"
 
 
 def test_an_image_of_an_unknown_version_has_to_be_the_releases_for_experts() -> None:
@@ -598,7 +598,7 @@ def test_advice_on_lora_leads_somewhere() -> None:
     site = Site(install=INSTALL, config=cluster_schema()())
     with pytest.raises(UsageError) as caught:
         order_of(tiny)
-    assert caught.value.do == "omit --framework to use llmb's own engine"
+    assert caught.value.do == "change these, or omit --framework to use llmb's own engine"
     assert make_order(CATALOGUE, tiny, Choices(synthetic=True), JobOptions(), site).plan.lora == RECIPE_LORA
     assert order_of(Request(**LORA, gpu_type="b200", scale=8)).plan.lora == RECIPE_LORA
 

@@ -132,8 +132,8 @@ def bridge_plan(
     of_script = script_problems(catalogue, recipe, image)
     problems = [*_recipe_problems(catalogue, recipe), *of_script, *_choice_problems(choices), *profiling]
     if problems:
-        other = "choose another layout, --release or --image"
-        do = "omit --framework to use llmb's own engine" if recipe.engine_problem is None else other
+        other = "change these, or the layout, --release or --image"
+        do = "change these, or omit --framework to use llmb's own engine" if recipe.engine_problem is None else other
         raise UsageError(f"{data.framework} does not support this run:{itemized(problems)}", do=do)
     profile = choices.profiling.settled(*recorded)
     return Plan(

@@ -90,8 +90,8 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
         problems = [*_sharding_problems(plan), *_layout_problems(plan), *_fp8_problems(plan)]
     if problems:
         what = f"{NAME} {RELEASE} does not support this run:{itemized(problems)}"
-        other = "choose another layout, or another --framework"
-        raise UsageError(what, do=other if recipe.engine_problem else "omit --framework to use llmb's own engine")
+        other = "choose another --framework" if recipe.engine_problem else "omit --framework to use llmb's own engine"
+        raise UsageError(what, do=f"change these, or {other}")
     data = DataOrigin(kind="synthetic", name=recipe.training.data)
     origin = Origin(weights=WeightsOrigin(kind="random"), data=data)
     predicted = predicted_step(catalogue, plan, TORCHTITAN)
