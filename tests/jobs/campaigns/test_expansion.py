@@ -24,11 +24,11 @@ def briefly(expansion: Expansion) -> list[tuple[str, str, str, int]]:
 
 def test_one_recipe_alone_takes_its_defaults(catalogue: Catalogue) -> None:
     assert briefly(expanded(catalogue, workloads=(LLAMA,), sizes=("8b",))) == [(LLAMA, "8b", "bf16", 8)]
-    assert briefly(expanded(catalogue, workloads=(f"{LLAMA}_8b",), dtypes=("fp8",))) == [(LLAMA, "8b", "fp8", 8)]
-    assert [one[2] for one in briefly(expanded(catalogue, workloads=("pretrain_nemotron3_30b",)))] == ["fp8"]
+    assert briefly(expanded(catalogue, "gb200", workloads=(f"{LORA}_70b",), dtypes=("mxfp8",)))[0][2:] == ("mxfp8", 8)
     assert briefly(expanded(catalogue, "gb300", workloads=("pretrain_gpt_oss_120b",), min_scale=True))[0][2] == "mxfp8"
     assert briefly(expanded(catalogue, "cpu", workloads=("pretrain_gpt_oss_tiny",), scales=(2,)))[0][2] == "bf16"
     assert briefly(expanded(catalogue, None, workloads=(LLAMA,), sizes=("tiny",)))[0][2] == "fp32"
+    assert briefly(expanded(catalogue, "gb200", workloads=("pretrain_deepseek-v3_671b",)))[0][2] == "mxfp8"
 
 
 def test_what_a_list_leaves_out_is_all_of_it(catalogue: Catalogue) -> None:

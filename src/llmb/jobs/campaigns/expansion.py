@@ -22,6 +22,7 @@ from llmb.catalogue.resolve import (
     gpu_types_of,
     is_tiny,
     listed_scales,
+    resolve,
     sizes_of,
 )
 from llmb.launch.documents.variables import LaunchVariable
@@ -339,9 +340,12 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
     for workload, size in models:
         gpu = gpu_type or gpu_types_of(catalogue.workloads[workload], size)[0]
         request = Request(workload=workload, size=size, gpu_type=gpu, release=selection.release)
-        listed = listed_scales(catalogue, request)
-        for dtype in _dtypes(selection, listed, gpu, alone=alone):
-            yield _Recipe(replace(request, dtype=dtype), listed[dtype], alone)
+        for dtype in selection.dtypes or _default_dtypes(catalogue, selection, request, alone=alone):
+            recipe = replace(request, dtype=dtype)
+            listed = listed_scales(catalogue, recipe)  # of the release that has this dtype
+            if dtype not in listed:
+                raise unknown("dtype", dtype, listed)
+            yield _Recipe(recipe, listed[dtype], alone)
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
@@ -362,16 +366,12 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
                 yield name, size
 
 
-def _dtypes(selection: Selection, listed: Mapping[str, ScaleChoices], gpu_type: str, *, alone: bool) -> Sequence[str]:
-    for dtype in selection.dtypes:
-        if dtype not in listed:
-            raise unknown("dtype", dtype, listed)
-    if selection.dtypes:
-        return selection.dtypes
-    if gpu_type == CPU and "fp32" in listed:
-        return ["fp32"]
-    every = sorted(listed, key=[*Dtype].index)
-    return [min(every, key=lambda one: one != "bf16")] if alone and selection.names_one else every
+def _default_dtypes(catalogue: Catalogue, selection: Selection, request: Request, *, alone: bool) -> Sequence[str]:
+    """Return the dtype of a single job if the selection names one recipe, fp32 on a CPU, or else all dtypes."""
+    listed = listed_scales(catalogue, request)
+    if alone and selection.names_one:
+        return [resolve(catalogue, replace(request, scale=next(iter(selection.scales), None))).dtype]
+    return ["fp32"] if request.gpu_type == CPU and "fp32" in listed else sorted(listed, key=[*Dtype].index)
 
 
 def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
