@@ -53,7 +53,8 @@ def test_what_the_cluster_shows_need_not_be_answered() -> None:
     assert (found.scheduler, found.gpu_type, found.gpus_per_node) == ("slurm", "b200", 8)
     assert (found.gpu_request, found.node_architecture, found.environment) == ("gpus-per-node", "x86_64", "uv")
     assert (found.prepare, found.torch) == (None, "pypi"), "there is nothing to prepare"
-    assert Python(ANSWERS(environment="conda"), cluster()).assumed().startswith("3."), "conda accepts no program"
+    conda = Python(ANSWERS(environment="conda"), cluster())
+    assert (conda.check(conda.assumed()), conda.check("/bin/sh")) == (None, "'/bin/sh' is not a version, such as 3.12")
 
 
 @pytest.mark.parametrize(

@@ -240,11 +240,11 @@ class Python(GeneralQuestion):
         return platform.python_version() if self.answers.environment == "conda" else self.around.python
 
     def check(self, value: str) -> str | None:
-        is_version = value.replace(".", "").isdecimal()
-        if is_version and self.answers.environment in ("uv", "conda"):
+        is_version, conda = value.replace(".", "").isdecimal(), self.answers.environment == "conda"
+        if is_version and (conda or self.answers.environment == "uv"):
             return None
-        if shutil.which(absolute(value) if "/" in value else value) is None:
-            return f"there is no program '{value}'"
+        if conda or shutil.which(absolute(value) if "/" in value else value) is None:
+            return f"'{value}' is not a version, such as 3.12" if conda else f"there is no program '{value}'"
         return None
 
 
