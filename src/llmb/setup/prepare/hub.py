@@ -74,7 +74,7 @@ def fetch_model(
     download it, InfrastructureError if the hub fails, and UserInterrupt.
     """
     if page is None:
-        do = f"pass a folder with {'--source' if weights else '--tokenizer'}; 'llmb prepare sample X' creates X/model"
+        do = f"pass {'--source' if weights else '--tokenizer'} FOLDER; 'llmb prepare sample small' creates small/model"
         raise UsageError(f"{name} is not on the Hugging Face hub", do=do)
     patterns, needed = (MODEL_FILES, ("config.json", "*.safetensors")) if weights else (TOKENIZER_FILES, (TOKENIZER,))
     return Hub(folders.hub, page=page).fetch(name, "model", patterns, needed, on_bytes)
