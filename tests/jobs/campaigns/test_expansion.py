@@ -29,6 +29,7 @@ def test_one_recipe_alone_takes_its_defaults(catalogue: Catalogue) -> None:
     assert briefly(expanded(catalogue, "cpu", workloads=("pretrain_gpt_oss_tiny",), scales=(2,)))[0][2] == "bf16"
     assert briefly(expanded(catalogue, None, workloads=(LLAMA,), sizes=("tiny",)))[0][2] == "fp32"
     assert briefly(expanded(catalogue, "gb200", workloads=("pretrain_deepseek-v3_671b",)))[0][2] == "mxfp8"
+    assert briefly(expanded(catalogue, workloads=("sft_llama3_70b",), dtypes=("bf16",)))[0][3] == 1  # a proxy
 
 
 def test_what_a_list_leaves_out_is_all_of_it(catalogue: Catalogue) -> None:

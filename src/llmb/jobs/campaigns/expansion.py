@@ -393,16 +393,16 @@ def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
 
 def scales_of(selection: Selection, listed: ScaleChoices, *, alone: bool = False) -> list[int]:
     """Return the scales that a selection requests for a recipe, smallest first, even those that the recipe lacks."""
-    limit = selection.max_scale
+    limit, is_single = selection.max_scale, alone and selection.names_one
     if selection.scales:
         return sorted({scale for scale in selection.scales if limit is None or scale <= limit})
-    offered = list(listed.proxies if selection.proxy else listed.full)
+    offered = list(listed.proxies if selection.proxy or (is_single and not listed.full) else listed.full)
     if limit is not None:
         doubles = not (selection.proxy or selection.exact_scales or listed.above_largest == "refuse")
         while doubles and offered and offered[-1] * 2 <= limit:
             offered.append(offered[-1] * 2)
         offered = [scale for scale in offered if scale <= limit]
-    return offered[:1] if selection.min_scale or (alone and selection.names_one) else offered
+    return offered[:1] if selection.min_scale or is_single else offered
 
 
 def swept(options: Mapping[str, Values], repeatable: Collection[str] = ()) -> Iterator[dict[str, Values]]:
