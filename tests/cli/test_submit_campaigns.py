@@ -101,6 +101,9 @@ def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) 
     assert document["script"] == script.stdout
     assert [choice["name"] for choice in document["unspecified"]] == ["GPU type"]
     assert len(shown("submit", environ, *options, "--repeats", "3")) == 3
+    fits = "may not fit: rank 0 needs about 117.4 of 80 GiB"
+    assert fits not in script.stderr
+    assert all(fits in call(name, environ, *options, "--mbs", "4").stderr for name in ("submit", "run"))
 
 
 def test_a_scale_at_which_nobody_saves_draws_a_warning(environ: dict[str, str]) -> None:

@@ -157,8 +157,7 @@ def run(
     ((request, choices, alone),) = asked
     local = plan_here(catalogue, request, choices, os.environ, install, alone, framework)
     if several.dry_run:
-        if local.missing:
-            say(f"warning: {local.missing.warning}")
+        warn((*([local.missing.warning] if local.missing else []), *memory_warnings(local.plan)))
         _print_plan(local, _same_run(request, choices, local), json=json)
         return
     _run_one(local, ctx, force=force, json=json)

@@ -282,6 +282,7 @@ def submit_one(values: Mapping[str, Any], queueing: Queueing, one: OneJob) -> No
     absent = [f"no {name}" for name in ("account", "partition") if name not in flags]
     say(f"the job requests {', '.join([flags_text(flags), *absent])}")
     if queueing.dry_run:
+        warn(memory_warnings(order.plan))
         script = order.script()
         print_output(script_document(order, script) if queueing.json else script)
         return
