@@ -18,7 +18,6 @@ from llmb.verdict.expectations_file import find_acceptance_set
         ("h100", 8, "-w pretrain_llama3.1 -s 8b --dtype bf16,fp8 --scale 8 --gpu-type h100", True),
         ("h100", 48, "-w pretrain_nemotron4 -s 15b --dtype bf16,fp8 --scale 32 --gpu-type h100", True),
         ("b200", 8, "-w pretrain_llama3.1 -s 8b --dtype bf16,fp8 --scale 8 --gpu-type b200", False),
-        ("b200", 64, "-w pretrain_nemotron4 -s 15b --dtype bf16,fp8 --scale 64 --gpu-type b200", False),
         (None, 3, "-w pretrain_llama3.1 -s tiny --scale 2", False),
         ("cpu", 2, "-w pretrain_llama3.1 -s tiny", False),
     ],
