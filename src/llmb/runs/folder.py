@@ -266,7 +266,7 @@ def new_file(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        what, do = f"llmb cannot write: {error.strerror or error}", "free some space there, or write elsewhere"
+        what, do = f"llmb cannot write: {error.strerror or error}", "write elsewhere, or remove the cause of this error"
         raise EnvironmentProblem(what, where=str(path), do=do) from error
     finally:
         with suppress(OSError):
