@@ -78,7 +78,8 @@ class Pretended:
         try:
             spans = parse_ranges(text)
         except ValueError as error:
-            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do="pass numbers from 0") from error
+            do = "pass numbers from 0, and the lower end of a range first"
+            raise UsageError(f"--rank is '{text}'; it must be {RANKS.valid}", do=do) from error
         if any(span.last >= scale for span in spans):
             raise UsageError(f"--rank is {text}; the layout has ranks 0 to {scale - 1}", do="pass some of these ranks")
         return replace(request, scale=scale), list(dict.fromkeys(numbers_of(spans)))

@@ -194,6 +194,8 @@ def plan_here(
     machine = this_machine()
     recipe = recipe_for(catalogue, request, machine, started_rank(environ))
     if pretended_rank is not None:
+        if options.framework:
+            raise UsageError("only llmb's own engine runs single ranks", do="omit --framework, or --pretend-scale")
         recipe = pretending(recipe, pretended_rank)
         choices = choices.model_copy(update={"synthetic": True})
     missing = None

@@ -122,10 +122,9 @@ def test_several_ranks_run_in_turn(llmb: Run) -> None:
     layout = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--pretend-scale", "4", "--pp", "2")
     planned = json.loads(llmb(*layout, "--rank", "2,0", "--dry-run", "--json").stdout)
     titles = [run["title"] for run in planned["runs"]]
-    assert [title.partition("PRETEND (")[2].partition(")")[0] for title in titles] == [
-        "rank 2 of 4 alone",
-        "rank 0 of 4 alone",
-    ]
+    assert all(f"PRETEND (rank {rank} of 4 alone)" in title for rank, title in zip((2, 0), titles, strict=True))
+    refused = llmb(*layout, "--framework", "torchtitan", code=2)
+    assert "only llmb's own engine runs single ranks" in refused.stderr
 
 
 def test_a_dry_run_names_the_command_of_the_same_run(llmb: Run) -> None:
