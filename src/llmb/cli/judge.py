@@ -90,8 +90,8 @@ class ReferenceOptions:
     window: Annotated[
         str | None,
         typer.Option(
-            help="Steps to average: last, all, auto, reference or A-B. Default: the run's own; for a log, its"
-            " document's, or from 70 % to 90 % of the run."
+            help="Steps to average: last, auto, reference, A-B or, for logs, all. Default: the run's own; for a"
+            " log, its document's, or from 70 % to 90 % of the run."
         ),
     ] = None
 
