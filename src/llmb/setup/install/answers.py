@@ -118,7 +118,7 @@ class Answers(Record):
         str | None, _data(help="Folder or file with the dataset. Default: the Hugging Face hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _data(help="Folder with the Hugging Face model. Default: downloaded from the hub.", folder=True)
+        str | None, _data(help="Folder with the Hugging Face model, if it is only one. Default: the hub.", folder=True)
     ] = None
     size: Annotated[str | None, _data(help="Model size to prepare. Default: all except tiny.")] = None
 

@@ -373,7 +373,7 @@ def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     if problems := list(adapter_problems(config)):
         raise UsageError(f"these adapters are unsupported:{itemized(problems)}", where=str(source / ADAPTER_CONFIG))
     if not (source / ADAPTER_FILE).is_file():
-        raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source), do="save it again with peft")
+        raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source), do="save it as safetensors")
     check_base(base, request.model)
     check_converter()
     check_free(target)
