@@ -273,7 +273,7 @@ def test_a_window_is_a_part_that_the_engine_lacks_and_null_is_none(tmp_path: Pat
         ("[]", "not a JSON object"),
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-        ("{}", "model_type is None, which is not supported"),
+        ("{}", "model_type is missing"),
         ('{"model_type": "llam"}', "valid: llama"),
         ('{"model_type": "llama", "head_dim": 64, "head_dim": 128}', "not valid JSON: 'head_dim' occurs twice"),
         ('{"model_type": ["llama"]}', "model_type is ['llama']"),

@@ -85,7 +85,7 @@ def _format(config: Config, path: Path) -> WeightsFormat:
     types = {name: form for form in weights_formats() for name in (form.model_type, *form.also, form.multimodal_type)}
     if not isinstance(kind, str) or kind not in types:
         near = closest(kind, [name for name in types if name], cutoff=0.65) if isinstance(kind, str) else []
-        what = f"model_type is {shown_value(kind)}, which is not supported"
+        what = f"model_type is {'missing' if kind is None else f'{shown_value(kind)}, which is not supported'}"
         choices = near or [name for name in types if name]
         raise UsageError(what, where=str(path), choices=choices, do="see 'llmb docs add-a-model' for other models")
     return types[kind]
