@@ -280,8 +280,7 @@ def test_a_window_is_a_part_that_the_engine_lacks_and_null_is_none(tmp_path: Pat
     ],
 )
 def test_a_file_that_is_no_configuration_ends_in_one_error(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text)
+    (path := tmp_path / "config.json").write_text(text)
     with pytest.raises(UsageError) as caught:
         read_user_model(path)
     assert said in str(caught.value)
