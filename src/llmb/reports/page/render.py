@@ -95,7 +95,7 @@ def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown:
     figures = contents.figures
     found = [name] if name in figures else [one for one in figures if one.startswith(f"{name}-")]
     if len(found) != 1:
-        raise unknown("plot", name, found or figures, do="pass a name, or its beginning, such as step-times or loss")
+        raise unknown("plot", name, found or figures, do="pass one of these, or a beginning that no other has")
     drawing = figures[found[0]].drawing
     return drawing.png() if form == "png" else standalone(_shown_in(drawing.svg(), shown)).encode()
 
