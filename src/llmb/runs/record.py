@@ -8,6 +8,7 @@ that trained it.
 import errno
 import hashlib
 import secrets
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -329,7 +330,8 @@ def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageEr
     why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
     do = None
     with suppress(OSError):
-        do = f"run 'llmb parse {folder.log}' to read the run's steps from its log" if folder.log.is_file() else None
+        command = f"llmb parse {shlex.quote(str(folder.log))}"
+        do = f"to read the run's steps from its log, run {command}" if folder.log.is_file() else None
     return UsageError(f"the run's record cannot be read: {why}", where=str(folder.record), do=do)
 
 
