@@ -139,6 +139,7 @@ def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text)
     ("words", "code", "said"),
     [
         ("gemm --dtype fp9", 2, "unknown dtype 'fp9'"),
+        ("gemm -w pretrain_qwen3 -s 30b --gpu-type gb300", 2, "mxfp8 cannot be measured"),
         ("gemm --dtype bf16,bf16", 2, "contains a dtype twice"),
         ("gemm -s 8b", 2, "--size requires --workload"),
         ("attention --dtype fp8", 2, "not computed in fp8"),

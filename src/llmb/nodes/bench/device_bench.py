@@ -366,6 +366,8 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
         return ()
     names = [name.strip().lower() for name in text.split(",")]
     for name in names:
+        if name in set(Dtype) and name not in get_args(ProductDtype):
+            raise UsageError(f"{name} cannot be measured", choices=get_args(ProductDtype), do="pass another --dtype")
         if name not in get_args(ProductDtype):
             raise unknown("dtype", name, get_args(ProductDtype))
     if len(set(names)) < len(names):
