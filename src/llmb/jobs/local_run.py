@@ -239,6 +239,8 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
         scale = min(2, machine.cores)
     elif scale is None and machine.gpu_names:
         scale = len(machine.gpu_names)
+        if request.size == "tiny" and request.overrides.gbs is None:
+            scale = 1 << min(scale, 8).bit_length() - 1  # its batch has 8 sequences
     local = replace(request, gpu_type=gpu_type, scale=scale)
     origins = {"gpu_type": DETECTED if here or gpu_type == CPU else "default", "scale": DETECTED}
     notes = {name: origin for name, origin in origins.items() if getattr(local, name) != getattr(request, name)}
