@@ -220,8 +220,7 @@ def plan_here(
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
     """Resolve ``request``, by default for the machine's type and number of GPUs; raise UsageError if it is invalid.
 
-    Without GPUs, the default is at most two processes on the CPU; for an unknown GPU, the recipe's first GPU type. If
-    another launcher started ranks, their number is used. The peak of a GPU that is not of the recipe's type is unknown.
+    It uses ranks that another launcher started, without GPUs two CPU processes, for tiny models a divisor of 8 GPUs.
     """
     here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
     gpu_type, types = request.gpu_type, gpu_types_of(find_workload(catalogue, request.workload), request.size)
@@ -239,11 +238,10 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
         scale = min(2, machine.cores)
     elif scale is None and machine.gpu_names:
         scale = len(machine.gpu_names)
-        if request.size == "tiny" and request.overrides.gbs is None:
-            scale = 1 << min(scale, 8).bit_length() - 1  # its batch has 8 sequences
+        scale = 1 << min(scale, 8).bit_length() - 1 if request.size == "tiny" and not request.overrides.gbs else scale
     local = replace(request, gpu_type=gpu_type, scale=scale)
     origins = {"gpu_type": DETECTED if here or gpu_type == CPU else "default", "scale": DETECTED}
-    notes = {name: origin for name, origin in origins.items() if getattr(local, name) != getattr(request, name)}
+    notes = {name: text for name, text in origins.items() if getattr(local, name) != getattr(request, name)}
     recipe = resolve(catalogue, local, notes)
     if machine.gpu_names and recipe.gpu_type not in (CPU, here):
         note = f"this machine's {machine.gpu_names[0]} is not the catalogue's {recipe.gpu_type}: its peak is unknown"
