@@ -72,9 +72,8 @@ def test_a_job_has_one_node_one_gpu_and_the_documents_time_limit(call: Callable[
 
 
 def test_without_the_variable_no_gpu_is_requested(call: Callable[..., Result], tmp_path: Path) -> None:
-    (tmp_path / "install" / "cluster_config.yaml").write_text(
-        "gpu_type: h100\nslurm: {account: own, partition: cpus, gpus_per_node: 8, gpu_request: gres}\n"
-    )
+    settings = "gpu_type: h100\nslurm: {account: own, partition: cpus, gpus_per_node: 8, gpu_request: gres}\n"
+    (tmp_path / "install" / "cluster_config.yaml").write_text(settings)
     plain = scripts(call, LORA, "--skip-checkpoint")["dataset"]
     assert not {"gres", "gpus-per-node"} & set(flags(plain))
     assert (flags(plain)["account"], flags(plain)["partition"]) == ("own", "cpus")

@@ -360,10 +360,8 @@ class Cluster:
 
         Raises UsageError if a node or the partition does not exist, or if the scheduler does not list its nodes.
         """
-        if listed is None:
-            do = "run 'llmb doctor' on each node, or set another 'scheduler' in cluster_config.yaml"
-            raise UsageError("the configured scheduler has no list of nodes", do=do)
-        return {name: NodeState(state=UNKNOWN, usable=True) for name in self.host_names(listed)}
+        do = "run 'llmb doctor' on each node, or set another 'scheduler' in cluster_config.yaml"
+        raise UsageError("the configured scheduler has no list of nodes", do=do)
 
     def host_names(self, nodes: str | None) -> list[str]:
         """Return the names in a list of nodes in the scheduler's syntax."""

@@ -367,6 +367,8 @@ def test_unfit_stands_for_the_bad_nodes_of_the_last_check(tmp_path: Path) -> Non
     said: list[str] = []
     with pytest.raises(UsageError, match="no nodes have been checked yet"):
         excluded_nodes("unfit", tmp_path, SLURM, said.append)
+    with pytest.raises(UsageError, match="no list of nodes"):
+        find_scheduler("local").nodes("a,b", None, 1)  # a check of them never ended
     kept(tmp_path, "2026-11-20T00:00:00+00:00", node9="fail")
     kept(tmp_path, WHEN, node8="fail")
     kept(tmp_path, WHEN, node1="pass", node2="fail", node3="fail", node4="warn", node5="unchecked")
