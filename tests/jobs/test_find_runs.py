@@ -106,6 +106,8 @@ def test_runs_are_found_by_the_days_on_which_they_started(install: Path) -> None
         found("2026-11-07..2026-11-01", install)
     with pytest.raises(UsageError, match="is not a valid date"):
         found("2026-02-30", install)
+    with pytest.raises(UsageError, match="is not a valid date"):
+        found("9999-12-31", install)
 
 
 def test_the_latest_run_is_the_one_that_started_last(install: Path) -> None:

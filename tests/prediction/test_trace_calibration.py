@@ -107,5 +107,5 @@ def test_a_trace_of_a_cpu_is_refused(tmp_path: Path) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler, step:
         torch.ones(8, 8) @ torch.ones(8, 8)
     profiler.export_chrome_trace(str(path))
-    with pytest.raises(UsageError, match="contains operators of a CPU, but predictions are for GPUs"):
+    with pytest.raises(UsageError, match="has no GPU kernels, but predictions are for GPUs"):
         calibrated(path, planned())

@@ -160,7 +160,7 @@ def attention(
     """
     device, dtypes = one.device, parse_dtypes(dtype)
     if "fp8" in dtypes:
-        raise UsageError("attention is not computed in fp8", do="pass --dtype bf16, as fp8 recipes do for attention")
+        raise UsageError("attention is not computed in fp8", do="pass --dtype bf16, as fp8 recipes use for attention")
     recipe = measuring.recipe(device, shapes, dtypes)
     measuring.run(device, list(attention_cases(recipe, dtypes, seconds)), f"Attention of {recipe.model_name}", recipe)
 

@@ -306,9 +306,10 @@ def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]
             say(f"note: {node} is skipped: {state.problem}")
     usable = {node: state for node, state in states.items() if state.usable}
     if not usable:
-        part, other = (f"partition {several.partition}", " or another -p") if several.partition else ("the cluster", "")
+        part = f"partition {several.partition}" if several.partition else "the cluster"
         seen = "see the reasons above and in" if states else "see"
-        raise UsageError(f"no node of {part} accepts jobs", do=f"{seen} 'sinfo -R', or pass --nodes{other}")
+        other = ", or pass another -p" if several.partition else ""
+        raise UsageError(f"no node of {part} accepts jobs", do=f"{seen} 'sinfo -R'{other}")
     return usable
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb jobs``: lists, shows, awaits, cancels and updates jobs, compares their nodes, and rebuilds the history."""
+"""``llmb jobs``: lists, shows, awaits, cancels, updates and retries jobs, prints their logs, and compares nodes."""
 
 import os
 import time
@@ -212,7 +212,7 @@ def _newest_with_label(store: Store, text: str) -> str:
 def log(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job has ended.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Number of last lines. Default: all.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Print only this many last lines.")] = None,
     expect_s: ExpectS = None,
 ) -> None:
     """Print the log of a job's run or, if its workers never started, the output of its batch script.

@@ -88,7 +88,7 @@ def _print_as_reference(
         raise UsageError("the reference script reads only one folder", do="run the command once per folder")
     folder = folders[0] if folders else DIRECTORY
     if not folder.is_dir():
-        raise UsageError(f"directory '{folder}' not found", do="pass the folder with the logs")
+        raise UsageError(f"'{folder}' is not a folder", do="pass the folder with the logs")
     found = _regular(find_logs(folder))
     window = window or _documented_window(found.logs)
     read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), workers)

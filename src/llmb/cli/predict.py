@@ -122,7 +122,7 @@ Price = Annotated[
 Tokens = Annotated[
     float | None,
     typer.Option(
-        "--tokens", metavar="N", min=1, help="Training tokens, such as 15e12, of the days and costs. Default: 1e12."
+        "--tokens", metavar="N", min=1, help="Training tokens for which days and cost are predicted. Default: 1e12."
     ),
 ]
 FindRuns = Callable[[str], "RunSet"]

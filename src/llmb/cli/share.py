@@ -96,7 +96,7 @@ def report(
     if show and form == "md":
         raise UsageError("--open requires a page or a plot, not Markdown", do="omit --open, or choose another format")
     if (plot is None) == (form in ("svg", "png")):
-        raise UsageError("--plot and --format svg or png require each other", do="pass both or neither")
+        raise UsageError("only --plot NAME writes svg or png", do="add --plot NAME or --format svg, or omit both")
     found, content = report_on(runs, against, install_here(), say, form, plot or "", stated, full=full)
     if form == "md" and output is None:
         print_output(str(content))

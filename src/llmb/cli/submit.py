@@ -88,9 +88,9 @@ class Again:
 
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="On a cluster, resume the file's newest unfinished campaign as it was queued."),
+        typer.Option("--resume", help="On a cluster, resume the newest unfinished campaign (of the file, if any)."),
     ] = False
-    start_new: Annotated[bool, typer.Option("--new", help="Queue or run all jobs again, whatever exists.")] = False
+    start_new: Annotated[bool, typer.Option("--new", help="Queue or run all jobs again, in a new campaign.")] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def _rank() -> int:
 
 
 def nccl_setting(name: str, default: str = "") -> str:
-    """Look up a setting as NCCL does: in the environment, then in its configuration files."""
+    """Look up a setting in the environment, then in NCCL's configuration files."""
     if name in os.environ:
         return os.environ[name]
     own = os.environ.get("NCCL_CONF_FILE") or Path(os.environ.get("HOME", "/"), ".nccl.conf")

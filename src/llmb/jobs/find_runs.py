@@ -282,13 +282,13 @@ def _days(first: str, last: str) -> tuple[float, float]:
     """Return the start of day ``first`` and the end of day ``last`` in local time; raise UsageError if invalid."""
     try:
         start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
-    except ValueError as error:
-        do = "pass a date such as 2026-11-01, or a range such as 2026-11-01..2026-11-07"
+        after = (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()
+    except (ValueError, OverflowError) as error:
         what = f"'{first}' is not a valid date" if first == last else f"'{first}..{last}' contains an invalid date"
-        raise UsageError(what, do=do) from error
+        raise UsageError(what, do="pass a date such as 2026-11-01, or 2026-11-01..2026-11-07") from error
     if end < start:
         raise UsageError(f"'{first}..{last}' ends before it begins", do=f"pass {last}..{first}")
-    return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()
+    return start.timestamp(), after
 
 
 def _recorded_below(install: Path, say: Say, words: Collection[str] | None = None) -> Iterator[RecordedRun]:

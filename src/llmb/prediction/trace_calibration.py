@@ -82,7 +82,7 @@ def _measured(step: StepBreakdown, software: str) -> Iterator[tuple[str, set[str
 def _check(title: str, trace: RankTrace, recorded: EnginePlan | None, plan: EnginePlan, types: Iterable[Gpu]) -> None:
     layout = plan.recipe.layout
     if trace.device == "cpu":
-        raise UsageError(f"{title} contains operators of a CPU, but predictions are for GPUs", do=DO)
+        raise UsageError(f"{title} has no GPU kernels, but predictions are for GPUs", do=DO)
     asked = "but the prediction is for"
     if trace.gpu_name and gpu_type_of(trace.gpu_name, types) != plan.recipe.gpu_type:
         raise UsageError(f"{title} was recorded on {trace.gpu_name}, {asked} {plan.recipe.gpu_type}", do=DO)

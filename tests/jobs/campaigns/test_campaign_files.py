@@ -106,7 +106,7 @@ pretrain_llama3.1 8b , 8
         "1:1: there is no header 'WORKLOAD_SIZE:' above this tuple",
         "2:1: a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', but this has 3 words",
         "3:27: scales is '8x'; it must be a whole number of at least 1",
-        "3:30: unknown key 'tpp'; did you mean 'tp'?; use a job's option; see 'llmb submit --help-all'",
+        "3:30: unknown key 'tpp'; did you mean 'tp'?; use an option of 'llmb submit --help-all', or env.NAME",
         "3:36: repeats is '0'; it must be a whole number of at least 1",
         f"4:1: unknown workload 'pretrain_lama3.1'; did you mean 'pretrain_llama3.1'?; {workloads}",
         f"5:1: unknown workload 'nemotron_340b'; {workloads}",
@@ -182,7 +182,7 @@ pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
         "jobs.yaml:1: defaults.repeats: repeats is 'none'; it must be a whole number of at least 1",
         "jobs.yaml:3: pretrain_llama3.1_8b.scales: scales is 'x'; it must be a whole number of at least 1",
         "jobs.yaml:4: pretrain_llama3.1_8b.overrides.tpp: unknown key 'tpp'; did you mean 'tp'?;"
-        " use a job's option; see 'llmb submit --help-all'",
+        " use an option of 'llmb submit --help-all', or env.NAME",
         "jobs.yaml:5: unknown pretrain_llama3.1 size '9b'; did you mean '8b'?; valid: 8b, 70b, 405b, tiny",
         "jobs.yaml:7: pretrain_nemotron4_15b.proxy: proxy is 'perhaps'; it must be true or false",
     ]

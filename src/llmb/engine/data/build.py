@@ -195,8 +195,8 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
         raise UsageError(
             f"the dataset of this run cannot be used:{itemized(problems)}",
             where=plan.dataset.path if plan.dataset else None,
-            do=f"prepare it again with the options of the last time and --force ('llmb prepare dataset "
-            f"{plan.recipe.workload} {plan.recipe.size}'), or pass another with --dataset (to resume, the same one)",
+            do=f"prepare it again with the same options and --force ('llmb prepare dataset {plan.recipe.workload} "
+            f"{plan.recipe.size}'), or pass another with --dataset (a resumed run needs that of its checkpoint)",
         )
 
 

@@ -173,7 +173,7 @@ class Keys:
             if variable.name == key.upper() and use and use.sets and use.sets in self.options:
                 return self.options[use.sets]
         hint = did_you_mean(name, [*self.options, f"{ENVIRONMENT}NAME"])
-        raise UsageError(f"unknown key '{key}'{hint}", do="use a job's option; see 'llmb submit --help-all'")
+        raise UsageError(f"unknown key '{key}'{hint}", do="use an option of 'llmb submit --help-all', or env.NAME")
 
 
 def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:

@@ -133,7 +133,7 @@ class PartsFolder:
                 with started_program(words, output, subprocess.PIPE, environ) as process:
                     error = self._relay(process)
             except Interrupted as signal:
-                raise UserInterrupt(f"interrupted by {signal}", do="run the same command again to continue") from signal
+                raise UserInterrupt(f"interrupted by {signal}", do="repeat the command, without --new") from signal
             output.seek(0)
             if text := output.read():
                 document = json.loads(text)

@@ -122,7 +122,7 @@ class MeasurementFile(Record):
 
 
 class PartReport(Record):
-    """The measurement of one process on its GPU, or on a CPU with other processes."""
+    """One process's measurement, or why it failed: of its own GPU, or of the CPU that all processes share."""
 
     node: str
     rank: int

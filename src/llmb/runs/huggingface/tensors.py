@@ -38,7 +38,7 @@ SETTINGS = Path(__file__).with_name("settings.yaml")
 
 
 class WeightsFormat(Record):
-    """One entry of ``formats.yaml``, which documents the fields."""
+    """One entry of ``formats.yaml``, which documents fields without a docstring here."""
 
     model_type: str
     model_class: str

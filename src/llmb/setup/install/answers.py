@@ -172,7 +172,7 @@ class Answers(Record):
 def answers_schema() -> type[Answers]:
     """Return the schema of all answers, including the answers for every scheduler."""
     parts = (item.answers for item in all_schedulers() if item.answers is not Record)
-    option = _cluster(help="Scheduler of the cluster, or local for this machine alone. Default: slurm, if usable.")
+    option = _cluster(help="Scheduler of the cluster, or local for this machine alone. Default: slurm if usable.")
     fields: dict[str, Any] = {"scheduler": (Annotated[Literal[tuple(SCHEDULERS)] | None, option], None)}
     return create_model("AllAnswers", __base__=(*parts, Answers), **fields)  # type: ignore[arg-type]
 

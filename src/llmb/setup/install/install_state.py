@@ -215,8 +215,8 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove the items, the last first. Return the removed paths, and the paths that are kept because they were changed
-    or are not empty. Raise UsageError for a path that is not below the root, OSError if removal fails."""
+    """Remove the items, the last first. Return the removed paths, and the kept ones: changed or unreadable files, and
+    folders that are not empty or cannot be removed. Raise UsageError for a path that is not below the root, OSError."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path

@@ -2,8 +2,7 @@
 """The only module that contacts the Hugging Face hub, to prepare data and weights, and to check access.
 
 The hub's library reads the token from HF_TOKEN or the file that 'hf auth login' writes, retries rate-limited requests,
-and caches downloads, which it uses without a network. llmb never writes a token that the user types to a file: 'hf auth
-login' does that.
+and caches downloads, which it uses without a network. llmb never stores a token that the user types.
 """
 
 import os
