@@ -127,7 +127,7 @@ def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, mon
 
 def test_a_backend_that_is_not_there_says_so_before_training(alone: Alone) -> None:
     plan, ranks = alone()
-    with pytest.raises(UsageError, match=r"(?s)--attention-backend cudnn cannot compute .*No viable backend"):
+    with pytest.raises(UsageError, match=r"(?s)attention backend cudnn cannot compute .*No viable backend"):
         choose_attention(models_of(plan, ranks), plan.model_copy(update={"attention_backend": "cudnn"}), ranks)
 
 
@@ -174,7 +174,7 @@ def test_a_wrong_backend_is_named_and_left_out(name: str, alone: Alone, capsys: 
     assert report.backend == "math"
     assert report.trials[0].problem == problem
     assert f"llmb: attention backend flash computes wrong results for this run: {problem}\n" in capsys.readouterr().out
-    with pytest.raises(UsageError, match=rf"(?s)--attention-backend flash cannot compute .*flash: {problem}"):
+    with pytest.raises(UsageError, match=rf"(?s)attention backend flash cannot compute .*flash: {problem}"):
         choose_attention(stages, plan.model_copy(update={"attention_backend": "flash"}), ranks)
 
 

@@ -74,7 +74,7 @@ def test_what_is_asked_for_is_taken_or_refused_with_the_reason() -> None:
     trials = try_backends("efficient", "cuda", attempts("flash"))
     assert trials == [Trial(backend="efficient")]
     assert select("efficient", trials).why == "chosen"
-    with pytest.raises(UsageError, match=r"(?s)--attention-backend cudnn cannot compute.*cudnn: cudnn is too old"):
+    with pytest.raises(UsageError, match=r"(?s)attention backend cudnn cannot compute.*cudnn: cudnn is too old"):
         select("cudnn", try_backends("cudnn", "cuda", attempts("cudnn")))
 
 
