@@ -95,7 +95,7 @@ def test_where_experts_have_equally_many_rows_the_host_waits_for_nothing(
     plan: Any = SimpleNamespace(
         force_load_balancing=not capacity,
         capacity_factor=1.0 if capacity else None,
-        compute_path=SimpleNamespace(overlaps_dispatch=True, halves_dispatch=False),
+        compute_path=SimpleNamespace(overlaps_dispatch=True, dispatch_parts=1),
     )
     set_routing(model, plan, RANKS)
     if dtype != "bf16":

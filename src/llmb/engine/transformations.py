@@ -119,7 +119,7 @@ def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
     for layer in stage.moe_layers().values():
         layer.capacity_factor = plan.capacity_factor
         layer.overlaps_dispatch = plan.compute_path.overlaps_dispatch
-        layer.parts = 2 if plan.compute_path.halves_dispatch else 1
+        layer.parts = plan.compute_path.dispatch_parts
         if plan.force_load_balancing:
             layer.router = BalancedRouter(layer.router, ranks.rank % (ranks.world_size // ranks.mesh["pp"].size()))
 

@@ -238,7 +238,8 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started
         scale = min(2, machine.cores)
     elif scale is None and machine.gpu_names:
         scale = len(machine.gpu_names)
-        scale = 1 << min(scale, 8).bit_length() - 1 if request.size == "tiny" and not request.overrides.gbs else scale
+        if "tiny" in str(request.size) and not request.overrides.gbs:
+            scale = 1 << min(scale, 8).bit_length() - 1
     local = replace(request, gpu_type=gpu_type, scale=scale)
     origins = {"gpu_type": DETECTED if here or gpu_type == CPU else "default", "scale": DETECTED}
     notes = {name: text for name, text in origins.items() if getattr(local, name) != getattr(request, name)}

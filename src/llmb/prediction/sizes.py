@@ -260,8 +260,8 @@ class Sizes:
 
     def _working_of_experts(self, layer: int, moe: MixtureOfExperts) -> int:
         """Return the bytes that the backward pass of experts needs, including recomputed activations."""
-        halves = self.plan.compute_path.halves_dispatch
-        rows = self.expert_rows() // (1 + halves)
+        parts = self.plan.compute_path.dispatch_parts
+        rows = self.expert_rows() // parts
         inner, row = rows * moe.ffn_hidden_size, BF16 * self.hidden * rows
         fp8, third = self.computes_fp8(layer), BF16 * self.expert_matrices() // 3 * (self.plan.lora is None)
         # FSDP takes the gradients of both products at the end, unless autograd accumulates them.
@@ -275,9 +275,9 @@ class Sizes:
             found = 3 * third + (BF16 + 2 * self.products) * inner + 3 * row
         else:
             found = max(third + BF16 * inner + 2 * row, earlier + 2 * third + 3 * inner + row)
-        if halves:
+        if parts > 1:
             # Autograd adds the gradients of both halves at the end, when what one of them saved is free.
-            found += max(0, 3 * third - self._saved_by_experts(moe, fp8, self.plan.lora is None) // 2)
+            found += max(0, 3 * third - self._saved_by_experts(moe, fp8, self.plan.lora is None) // parts)
         return found + self._recomputed_by_experts(layer, moe) + BF16 * self.hidden * self.shard
 
     def _recomputed_by_experts(self, layer: int, moe: MixtureOfExperts) -> int:

@@ -129,7 +129,7 @@ class RankWork:
         self.copies = plan.recipe.model.moe.top_k if plan.recipe.model.moe and joins_copies else 0
         self.gathers_casts = gathers_casts and plan.compute_path.gathers_fp8_gradients
         self.fuses = gathers_casts and plan.compute_path.fuses_tp
-        self.parts = 2 if gathers_casts and plan.compute_path.halves_dispatch else 1
+        self.parts = plan.compute_path.dispatch_parts if gathers_casts else 1
         self.model, self.layout = plan.recipe.model, plan.recipe.layout
         self.sizes = Sizes(plan)
         self.trained = plan.lora is None

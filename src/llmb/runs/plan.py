@@ -198,8 +198,8 @@ class ComputePath(Record):
     """Tensor parallelism gathers gradients after their cast to FP8, not before it."""
     overlaps_dispatch: bool = False
     """The first products of a shared expert are computed while tokens are sent to experts."""
-    halves_dispatch: bool = False
-    """Half of a micro-batch's tokens are sent to experts and back while experts process the other half."""
+    dispatch_parts: int = 1
+    """Parts of a micro-batch's tokens: each is sent to experts and back while experts process the others."""
     fuses_casts: bool
     """The kernels of activations and of gradients' rotations also cast to FP8. This requires delayed scaling, whose
     scales are known in advance, and a run without adapters."""
@@ -269,7 +269,7 @@ class EnginePlan(Plan):
             and moe.shared_ffn_hidden_size is not None
             and layout.ep > 1
             and self.communication != "plain",
-            halves_dispatch=layout.ep > 1 and self.communication == "halves",
+            dispatch_parts=2 if layout.ep > 1 and self.communication == "halves" else 1,
             fuses_casts=delayed and self.lora is None,
             groups_experts=self.group_experts and in_fp8 and not self.emulate_fp8 and self.device == "cuda",
             casts_attention_again=delayed and layout.pp > 1,

@@ -139,7 +139,7 @@ class _Rates:
 
     def _add_exchanges(self, plan: EnginePlan) -> None:
         """Add the times of all-to-all messages; predictions use a time only for equal sizes, ranks and nodes."""
-        rows, layout = Sizes(plan).expert_rows() // (1 + plan.compute_path.halves_dispatch), plan.recipe.layout
+        rows, layout = Sizes(plan).expert_rows() // plan.compute_path.dispatch_parts, plan.recipe.layout
         needed = layout.ep, BF16 * plan.recipe.model.hidden_size * rows // layout.etp
         for row in self.rows:
             place = OUT_OF_PLACE.fullmatch(row.shape or "")
