@@ -72,6 +72,8 @@ def test_an_unknown_gpu_has_no_peak_of_another() -> None:
     recipe = recipe_for(CATALOGUE, large(gpu_type="h100", scale=1), A100)
     assert recipe.peak_tflops is None and "A100" in "".join(recipe.decisions)
     assert recipe_for(CATALOGUE, tiny(), Machine(("L40S",) * 3, cores=8)).title().endswith("tiny bf16 on 2 x h100")
+    experts = Request(workload="pretrain_qwen3", size="tiny-moe")
+    assert recipe_for(CATALOGUE, experts, Machine(("L40S",) * 3, cores=8)).scale == 2
 
 
 def test_too_few_gpus_are_said_before_anything_starts() -> None:
