@@ -297,7 +297,7 @@ NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
 
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
-    """Parse an option's value, or a tuple's values; raise UsageError about ``key`` if one is invalid or too many."""
+    """Parse an option's value, or a tuple's values; raise UsageError about ``key`` for an invalid value or too many."""
     if option.repeatable or option.listed:
         return tuple(_one(option, key, text) for text in texts)
     if len(texts) != 1:

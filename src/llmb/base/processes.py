@@ -109,7 +109,7 @@ def waiting_for(process: Process) -> threading.Event:
 
 
 def end_stalled(process: Process) -> None:
-    """Wait up to ``GRACE_S`` for the launcher to end; if it does not, end it and its descendants."""
+    """Wait up to ``GRACE_S`` for ``process`` to end; if it does not, end it and its descendants."""
     wait_for_stopped(process)
     if process.poll() is None:
         end_tree(process)

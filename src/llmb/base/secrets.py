@@ -131,7 +131,7 @@ def _is_secret(name: str, value: str, mark: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _secret_name(name: str) -> Literal["one", "many"] | None:
-    """Return ``many`` for a name of several secrets, ``one`` for a name of one, None for others; cached for speed."""
+    """Return ``many`` for a name of several secrets, ``one`` for a name of one, None for others."""
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return "one"

@@ -48,8 +48,7 @@ def block_means(values: Series) -> tuple[Floats, int]:
 
 @lru_cache(maxsize=16)
 def cosines(count: int, more: int = 0) -> Floats:
-    """Return the cosines of the lowest frequencies over ``count`` steps, one per row, with norm 1 and sum 0; ``more``
-    adds rows."""
+    """Return the cosines of the lowest frequencies over ``count`` steps, one per row, with norm 1 and sum 0."""
     terms = max(min(2, count // 4), round(count ** (2 / 3) / 3)) + more
     angles = np.pi / count * np.outer(np.arange(1, terms + 1), np.arange(count) + 0.5)
     waves: Floats = np.sqrt(2 / count) * np.cos(angles)
@@ -114,7 +113,7 @@ FEWEST_FOR_AUTOCORRELATION = 20
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Statistics of a series; ``std``, ``cv`` and ``ci95`` are None for a single step. If the values are means of
-    several steps, ``std`` and ``cv`` are None, and ``median``, ``min`` and ``max`` are those of the means."""
+    several steps, ``std`` and ``cv`` are None, and ``median``, ``min`` and ``max`` describe the means."""
 
     count: int
     """Number of steps, or of runs in statistics of their means."""
@@ -190,7 +189,7 @@ def _effective_count(count: int, correlation: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of the mean step times of repeats, in seconds; ``std`` and ``cv_pct`` (percent) are None for one."""
+    """The spread of repeats' mean step times, in seconds; ``std`` and ``cv_pct`` (percent) are None for one repeat."""
 
     count: int
     mean: float

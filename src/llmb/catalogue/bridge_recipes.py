@@ -80,7 +80,7 @@ class ScriptRecipe(BridgeSizes):
         return all(sizes.get(name, 1) == own.get(name, 1) for name in ("tp", "pp", "cp", "vp", *experts))
 
     def is_laid_out(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the recipe has these ``sizes``, whatever the global batch size and ETP."""
+        """Return whether the recipe has these ``sizes``, regardless of the global batch size and ETP."""
         return self.divides_like(sizes) and all(sizes[name] == self.sizes[name] for name in ("seq_len", "mbs"))
 
     def fits(self, layout: Layout) -> bool:

@@ -76,7 +76,7 @@ DATA = Path(__file__).parent / "data"
 
 
 class Published(NamedTuple):
-    """The figures that a document publishes, and the conditions under which its code trained."""
+    """The figures that a document publishes, and the conditions of their runs."""
 
     figures: tuple[PublishedFigure, ...]
     conditions: tuple[ConditionEntry, ...]
@@ -438,7 +438,7 @@ class JobDefaults(Record):
     gpus_per_node: int | None
     """Number of GPUs of a node; None on a CPU, where any number of processes fits a node."""
     nvlink_domain_nodes: int
-    """Number of whole nodes whose GPUs NVLink connects: 0 if not even those of one node; 1 on a CPU."""
+    """Number of whole nodes whose GPUs NVLink connects; 0 if it does not connect all GPUs of a node; 1 on a CPU."""
     variables: tuple[JobVariable, ...]
     vboost: int | None
     """The setting that the published jobs requested on nodes that allow it; None if the jobs requested no setting."""

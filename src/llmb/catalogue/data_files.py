@@ -63,8 +63,6 @@ FOREIGN_LOADER: Any = _foreign_loader()
 
 @dataclass(slots=True)
 class _Open:
-    """An open list or mapping."""
-
     anchor: str | None
     values: int = 1
 

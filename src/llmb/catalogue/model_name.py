@@ -21,8 +21,8 @@ def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
 
 
 def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """Return the workload and the size, which is in ``name`` or separate. Raise UsageError for an unknown name, for two
-    different sizes, and if there is no size."""
+    """Return the workload and the size, which is in ``name`` or separate. Raise UsageError if they are unknown, if
+    there are two different sizes, or none."""
     workload, model_size = parse_model(catalogue, name, size)
     sized_workload(catalogue, workload, model_size)
     return workload, model_size

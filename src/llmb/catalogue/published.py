@@ -63,7 +63,7 @@ class Document(Record):
     framework: str
     """The software with which the document's runs trained."""
     data: Literal["synthetic", "squad"] | None = None
-    """The data of the document's training; None if the document does not state the data."""
+    """The data of the document's runs; None if the document does not state them."""
     notes: tuple[str, ...] = ()
 
 

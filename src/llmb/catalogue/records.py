@@ -557,7 +557,7 @@ class Recipe(Record):
     scale: Size
     release: str | None
     document: Document | None
-    """The document of the layout, or of the one that it is derived from; None if no document has it."""
+    """The document with the layout, or with the layout from which it is derived; None if no document has either."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
     model: Model

@@ -56,7 +56,7 @@ def by_size(row: LayoutRow) -> tuple[bool, int]:
 CPU = "cpu"
 CUSTOM = "a custom layout"
 MOST_GPUS = 1 << 32
-"""Upper limit of a scale: no machine has more GPUs, and batch sizes would exceed the limit of a layout."""
+"""Upper limit of a scale: beyond it, batch sizes could exceed the limit of a layout."""
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
 RELEASE_HELP = (
     "Release of the reference suite, such as 25.04, or of Megatron-Bridge, such as mb-26.04 ('mb': its newest). "
@@ -156,16 +156,12 @@ class ScaleChoices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A layout table that applies to a request, perhaps borrowed from another GPU type."""
-
     table: LayoutTable
     borrowed_from: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """The row for a scale, and notes on its changes for that scale."""
-
     choice: _Choice
     row: LayoutRow
     notes: tuple[str, ...] = ()
@@ -217,7 +213,7 @@ def _unspecified(
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
     """Return the scales of a workload's size on a GPU type, by dtype. The request's scale is ignored; its dtype only
-    affects which release is chosen by default or for ``mb``. Raise UsageError if it names nothing known."""
+    affects the default release and ``mb``. Raise UsageError for an unknown workload, size, GPU type or release."""
     workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request, _gpu_type(catalogue, workload, request))
     scales: dict[str, ScaleChoices] = {}
@@ -301,7 +297,7 @@ def is_tiny(size: str) -> bool:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return the GPU types that a size runs on: first the types of its layouts, then types that borrow these."""
+    """Return the GPU types that a size runs on: first the types of its layouts, then types that borrow from them."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
     return list(dict.fromkeys(itemized + borrowing))
@@ -527,8 +523,8 @@ def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: L
 def _expectations(
     catalogue: Catalogue, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick, changed: dict[str, int]
 ) -> tuple[tuple[Expectation, ...], str | None]:
-    """Return the published figures of exactly this recipe, or the reason why there are none. Figures
-    from tables precede examples; among these, figures for this GPU type precede those without a GPU type."""
+    """Return the published figures of exactly this recipe, or the reason why there are none. Figures from tables
+    precede examples; among these, figures for this GPU type precede figures without a GPU type."""
     table = pick.choice.table
     gpu_types = (gpu_type,) if pick.choice.borrowed_from else (gpu_type, None)
     if request.workload == USER_WORKLOAD:
@@ -559,10 +555,10 @@ def _contradicts_itself(figure: Expectation, tokens: int) -> bool:
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
-    """Return the recipes of a request at all listed scales, the smallest first, by dtype; if the request has a dtype,
-    only for this dtype.
+    """Return the recipes of a request at all listed scales, the smallest first, by dtype (if requested, only one).
 
-    Raise UsageError for an unknown name or an invalid layout, and if the request has a scale."""
+    Raise UsageError for an unknown name or an invalid layout, and if the request has a scale.
+    """
     if request.scale is not None:
         raise UsageError("--all-scales and --scale cannot be combined", do="pass only one")
     listed = listed_scales(catalogue, request)

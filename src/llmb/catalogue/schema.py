@@ -147,7 +147,7 @@ class BatchRule(Record):
 
 
 class LayoutTable(Record):
-    """Layouts of one size; those without a release were not published."""
+    """Layouts of one size; a table without a release was not published."""
 
     size: str
     model_size: str | None = None

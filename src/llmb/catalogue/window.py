@@ -23,7 +23,6 @@ def check_rule(rule: str) -> None:
 
 
 def _literal(rule: str) -> Span:
-    """Return the steps of a rule A-B; raise UsageError for any other rule."""
     try:
         span, *others = parse_ranges(rule)
     except ValueError as error:

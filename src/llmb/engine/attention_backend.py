@@ -2,8 +2,8 @@
 """Chooses the attention backend of a run: tries the device's backends with the model's own attention and shapes.
 
 Every rank tries them with its own layers and its own part of the sequences, which differ with pipeline and context
-parallelism. If they are timed (see ``try_backends``), all ranks use the fastest one on the first rank. Times do not
-depend on values, so inputs are random. Fused backends are compared with exact attention first: some are wrong.
+parallelism. If they are timed (see ``try_backends``), all ranks use the one that is fastest on the first rank. Times do
+not depend on values, so inputs are random. Fused backends are compared with exact attention first: some are wrong.
 """
 
 import math
@@ -69,8 +69,8 @@ FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 
 
 class BackendTrial(NamedTuple):
-    """The result of a trial. milliseconds: of a model's layers or a benchmark's call; None if not timed. distance: the
-    largest relative distance of a result or gradient from the exact one; None if not compared."""
+    """The result of a trial. milliseconds: the time of all layers of this rank, or of a benchmark's call; None if not
+    timed. distance: the largest relative distance of a result or gradient from the exact one; None if not compared."""
 
     milliseconds: float | None
     distance: float | None
@@ -82,8 +82,7 @@ class BackendTrial(NamedTuple):
 def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
     """Compute all attention in this context with ``backend``, or raise one of ``FAILURES``.
 
-    torch caches compiled code on disk without regard to the attention backend: without ``cache_key_tag``, a block that
-    was compiled for another backend would be used.
+    torch's cache of compiled code on disk ignores the backend: without ``cache_key_tag``, another backend's is used.
     """
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
     with (
@@ -151,7 +150,8 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Compare a layer of each reach with exact attention, except for ``math``; if ``timed``, estimate their time."""
+    """Compare a layer of each reach with exact attention, except for ``math``; if ``timed``, sum the times of all
+    layers."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()

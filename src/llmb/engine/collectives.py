@@ -27,7 +27,7 @@ class Context(FunctionCtx):
 class Group(NamedTuple):
     """A process group as constants for the compiler; ``rank`` is this rank's position in it.
 
-    fused: on GPUs, torch's symmetric memory overlaps products with gathers of operands and scatters of results.
+    fused: True if, on GPUs, torch's fused operators overlap products with gathers of operands and scatters of results.
     """
 
     name: str

@@ -65,7 +65,7 @@ def describe_environment(ranks: Ranks) -> Environment:
 
 
 def device_memory(ranks: Ranks) -> DeviceMemory | None:
-    """Return how much memory of this rank's GPU is free, and how much is used outside of torch; None on a CPU."""
+    """Return how much memory of this rank's GPU is free or used outside of torch's allocator; None on a CPU."""
     if ranks.device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(ranks.device)
@@ -103,7 +103,7 @@ def node_gpus(node: str) -> NodeGpus:
 
 
 def _gpus_of_run(ranks: Ranks) -> NodeGpus:
-    """Return the driver and the GPUs that ``of_run`` selects from those of each node. A collective on GPUs."""
+    """Return the driver and the GPUs that ``of_run`` selects from all GPUs of the nodes. A collective on GPUs."""
     if ranks.device.type != "cuda":
         return NodeGpus(None, ())
     own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())

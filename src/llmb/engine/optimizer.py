@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW with linear warm-up, cosine decay and gradient clipping, as in the recipes."""
+"""AdamW with linear warm-up, cosine decay and gradient clipping."""
 
 import math
 from collections import defaultdict

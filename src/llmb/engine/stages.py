@@ -93,7 +93,7 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
     """Return the ranks to exchange gradients and updates with. Gradients are summed over ranks in ``dtype``.
 
     The sum of an expert's gradients includes the tokens of all ranks of a pipeline stage, so it is divided by the same
-    number as for all other parameters.
+    number as the gradients of all other parameters.
     """
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:

@@ -41,7 +41,7 @@ from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
 
 class LayerSeconds(NamedTuple):
-    """Forward seconds of a rank's first micro-batch: mean per layer, before the first layer, and between layers."""
+    """Forward seconds of a rank's first micro-batch: mean of its layers, gap before the first, sum of later gaps."""
 
     layer_s: float
     before_s: float

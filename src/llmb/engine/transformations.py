@@ -60,7 +60,7 @@ SAVED = frozenset(
         torch.ops._c10d_functional.wait_tensor.default,
     }
 )
-"""Operators whose results ``selective`` recompute saves, besides fused products: the slowest for their size.
+"""Operators whose results ``selective`` recompute saves, as it does for fused products: the slowest per byte of result.
 
 The result of a reduce-scatter is a fraction of the size of the products that it sums. An all-to-all is saved because
 ``wait_tensor`` is: if it were recomputed, nothing would wait for it."""

@@ -19,7 +19,7 @@ distributed_data_parallel.py, bucket_size)."""
 class Links:
     """The links between the ranks of a layout. nvlink_share, network_share: attained fractions of nominal bandwidth.
     measured: bytes per second within an NVLink domain by kind of message, which replace the attained NVLink rate.
-    joined: groups assumed to be in one NVLink domain. exchanges: measured all-to-alls, as in ``MeasuredMachine``."""
+    joined: groups assumed to be in one NVLink domain. exchanges: see ``MeasuredMachine``."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Links:
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Number of ranks in each group (at most 2 for ``pp``), and of those in one NVLink domain, by group name."""
+        """Number of ranks in each group (at most 2 for ``pp``), and how many share an NVLink domain, by group name."""
         layout, domain = self.layout, self.gpu.nvlink_domain_gpus
         dense, experts = layout.dp * layout.cp // self.replicas.dense, layout.edp // self.replicas.experts
         found = {

@@ -476,7 +476,8 @@ class _Rank:
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Return the bytes of unsent gradients: ``sums`` less ``sent`` or, if GA is 1, ``elements`` and the head."""
+        """Return the bytes of unsent gradients: ``sums`` bytes less ``sent`` elements or, if GA is 1, ``elements`` and
+        the head."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent

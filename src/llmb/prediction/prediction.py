@@ -55,8 +55,7 @@ SOFTWARE_OF_PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """The measured step of a plan. pp_stage: the stage of a rank that ran alone, so that ``seconds`` has no
-    communication."""
+    """The measured step of a plan. pp_stage: the stage of a rank that ran alone, without communication; else None."""
 
     title: str
     plan: EnginePlan
@@ -178,7 +177,7 @@ def default_calibration(rates: RatesFile, software: str = DOCUMENTS) -> Calibrat
 
 
 def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
-    """Return the rates; those in ``CHIP`` are divided by ``efficiency``, a GPU's relative to an H100, by default 1."""
+    """Return the rates, with ``CHIP``'s divided by a GPU's ``efficiency`` relative to an H100, by default 1."""
     return {name: rate / (efficiency or 1.0) if name in CHIP else rate for name, rate in rates.items()}
 
 
@@ -259,7 +258,8 @@ def usual_software(recipe: Recipe) -> str:
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan, software: str) -> PredictedStep | None:
-    """Predict a plan's step in ``software``; None for a CPU, a pretended rank, an unknown GPU type, peak or network."""
+    """Predict a plan's step in ``software``; None for a CPU, a pretended rank or an unknown GPU type, and if
+    ``why_not_predicted`` gives a reason."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None
@@ -365,7 +365,7 @@ def predict_rows(catalogue: Catalogue, rows: Sequence[Mapping[str, str]]) -> Ite
 
 
 def with_layout(plan: EnginePlan, changes: Mapping[str, int | None]) -> EnginePlan:
-    """Return the plan with ``changes`` to its layout. Raises UsageError with all problems if that is then invalid."""
+    """Return the plan with ``changes`` to its layout; raise UsageError with all problems if the result is invalid."""
     recipe = plan.recipe
     layout = recipe.layout.model_copy(update=dict(changes))
     model = (

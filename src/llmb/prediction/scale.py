@@ -25,7 +25,7 @@ Scaling = Literal["weak", "strong"]
 @dataclass(frozen=True, slots=True)
 class ScaledStep:
     """One scale of a curve. efficiency: throughput per GPU relative to the first scale; grew: the term whose share of
-    the step grew most since the first scale, and that growth; None if none grew."""
+    the step grew most since the first scale, and by which fraction of the step; None if none grew."""
 
     prediction: Prediction
     efficiency: float

@@ -37,7 +37,7 @@ SHARDINGS: tuple[tuple[DpSharding, GradientSync], ...] = (
     ("full", "step"),
     ("full", "micro-batch"),
 )
-"""Like ``RECOMPUTES``, usually in order of decreasing memory."""
+"""``RECOMPUTES`` and ``SHARDINGS`` are usually in order of decreasing memory."""
 ENDS = ("first_stage_layers", "last_stage_layers")
 ALONE = {**dict.fromkeys((*PARALLEL, "mbs"), 1), **dict.fromkeys(ENDS), "counts_embedding_and_loss": False}
 NOT_DIVISIBLE = "do not divide"
@@ -160,7 +160,7 @@ def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
 
 
 def predict_recipe(recipe: Recipe, choices: Choices, predicted: Predicted) -> Candidate | Missing:
-    """Predict a recipe in its layout, without recompute, even if it does not fit; Missing if the layout is invalid."""
+    """Predict a recipe in its layout, without recompute, even if it does not fit; Missing if it is invalid."""
     own = choices.model_copy(update={"recompute": "none", "parallelism": Parallelism()})
     capacity = own.capacity_factor_of(recipe)
     others = communication_problems(own.communication, recipe, "cuda", recipe.lora, capacity)
@@ -190,8 +190,8 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
-    """Yield the valid layouts among those to try, and count the invalid ones in ``left_out`` by reason. Layouts that
-    cannot communicate as the plan requires are not tried."""
+    """Yield the valid layouts to try, and count the invalid ones in ``left_out`` by reason. Layouts that cannot
+    communicate as the plan requires are not tried."""
     recipe, way, others = plan.recipe, plan.communication, (plan.device, plan.lora, plan.capacity_factor)
     base = recipe.layout
     for sizes in _sizes(recipe.model, base, constraints):
@@ -207,7 +207,7 @@ def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints =
 
 
 def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dict[str, Any]]:
-    """Yield sizes to try. Unless constrained, TP is at most 8, and ETP is as large, or 1."""
+    """Yield sizes to try. Unless constrained, TP is at most 8, and ETP is 1 or equal to TP."""
     stages = [pp for pp in range(1, min(MOST_STAGES, base.layers + 2) + 1) if base.gpus % pp == 0]
     experts = _divisors(model.moe.experts) if model.moe else [1]
     free = {"tp": (1, 2, 4, 8), "pp": stages, "cp": CONTEXT, "mbs": MICRO_BATCHES, "ep": experts}

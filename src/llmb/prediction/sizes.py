@@ -324,7 +324,7 @@ class Sizes:
         return self.is_shared and self.plan.parallelism.dp_sharding == "full"
 
     def head(self) -> int:
-        """Return the bytes at the end of the loss, such as logits and weight gradients, besides what blocks save."""
+        """Return the bytes at the end of the loss, such as logits and weight gradients, without what blocks save."""
         logits = self.tokens * self.vocabulary
         trained = BF16 * self.vocabulary * self.hidden if self.plan.lora is None else 0
         of_logits = BF16 * logits if self.plan.keep_logits else FP32 * logits // 16

@@ -31,7 +31,7 @@ USUAL_SMS = 132
 """Number of SMs of an H100, assumed for GPU types whose number is unknown."""
 
 Amount = dict[str, float]
-"""Seconds at nominal rates by keys of ``TERMS``; counts for keys that end in _s, the rates of which are seconds."""
+"""Seconds at nominal rates by keys of ``TERMS``; counts for keys that end in _s, whose rates are seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class _Step:
         return found
 
     def _delays(self, name: str, messages: Sequence[Messages], hides: float) -> Amount:
-        """Return the delay caused by a group's messages, of which work hides at most ``hides`` seconds.
+        """Return the delay caused by a group's messages; work hides at most ``hides`` seconds of them.
 
         Hidden messages also delay a rank by a fraction of their time, because they take SMs, and split products fill
         tiles and waves worse. Messages with ``beside`` have no such cost.
@@ -376,7 +376,7 @@ class _Step:
         return found
 
     def _exchange(self, exchanges: Iterable[tuple[Messages, float]], micro_batch_s: float) -> Amount:
-        """Return the delay caused by the exchange of gradients and parameters, part of which is hidden behind passes.
+        """Return the delay caused by the exchange of gradients and parameters, which passes hide in part.
 
         Gradients are sent during the last backward pass, and parameters gathered during the first forward pass, or in
         an interleaved pipeline during one pass per pipeline rank. Parameters that are gathered for each pass, and

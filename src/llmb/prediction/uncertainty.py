@@ -125,7 +125,7 @@ def _shapley(covariance: Sequence[Sequence[float]], labels: Sequence[str]) -> It
 
 
 def _given(covariance: list[list[float]], known: int) -> list[list[float]]:
-    """Return the covariance of normal variables if one of them is known."""
+    """Return the covariance of normal variables given the value of the variable with index ``known``."""
     row, variance = covariance[known], covariance[known][known]
     if variance <= 0:
         return covariance

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The computation, memory traffic and messages of one rank in a training step, in closed form. Pure.
 
-Amounts follow from the sizes of the model's parts on a rank; messages are those that the engine counts for a rank.
+Amounts follow from the sizes of the model's parts on a rank; messages are the ones that the engine counts for a rank.
 Their times are in ``step_time.py``.
 """
 
@@ -29,7 +29,7 @@ Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_
 
 
 class Messages(NamedTuple):
-    """A ``number`` of messages of one kind in one group, each of ``size`` bytes before reduction or after gathering.
+    """``number`` messages of one kind in one group, each of ``size`` bytes before a reduction or after a gather.
 
     beside: hidden behind products at no cost. copies: copies per token, if copies for one node are joined, else 0.
     """
@@ -46,10 +46,10 @@ class Messages(NamedTuple):
 class PassWork:
     """The work of a rank for one micro-batch in the forward or the backward pass of a part of the model.
 
-    flops: of products, by precision, with the empty parts of tiles and waves; ``experts`` of these are for routed
-    experts. attention: its FLOPs. written: bytes of the products' outputs, and of the buffers of weight gradients.
-    moved, routed, cast: bytes that operators between products, the permutation of tokens to experts, and casts read and
-    write. cast_layers, expert_layers: number of layers that launch kernels for casts or experts; half in each pass.
+    flops: of products, by precision, with the empty parts of tiles and waves. experts: the part of routed experts.
+    attention: its FLOPs. written: bytes of the products' outputs, and of the buffers of weight gradients. moved,
+    routed, cast: bytes that operators between products, the permutation of tokens to experts, and casts read and write.
+    cast_layers, expert_layers: number of layers that launch kernels for casts or experts; half in each pass.
     """
 
     flops: Mapping[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class PassWork:
 
 
 EXTRA_PASSES = 4
-"""Operators on the output of the first product of experts with biases: the bias, two limits and the shifted gate."""
+"""Number of operators on the first product's output if experts have biases: bias, two limits and shifted gate."""
 Work = tuple[PassWork, ...]
 """The forward and the backward pass of a micro-batch; for the head, also weight gradients that hide no messages."""
 
@@ -86,7 +86,7 @@ class MeasuredMachine:
 
     products: the factor by which a product, in full tiles and waves, takes longer than at the rate of its precision.
     links: bytes per second of collectives within an NVLink domain, by the kinds of ``Messages``. exchanges: seconds of
-    an all-to-all, by its ranks, their NVLink domains, and its bytes.
+    an all-to-all, by the number of ranks, the number of NVLink domains and the bytes.
     """
 
     products: Mapping[ProductShape, float] = field(default_factory=dict)
@@ -265,8 +265,7 @@ class RankWork:
         return sizes.tokens * (moe.shared_ffn_hidden_size or 0) + sizes.expert_rows() * moe.ffn_hidden_size
 
     def _routed(self, kind: LayerKind) -> float:
-        """Return the bytes that one pass moves to sort tokens by expert and back, and in separate operators for biases
-        and limits of experts."""
+        """Return the bytes that one pass moves to sort tokens by expert and back, and for biases and limits."""
         if not kind.experts or self.sizes.part.moe is None:
             return 0.0
         parts, rows = self.model.other_parts, self.sizes.expert_rows()

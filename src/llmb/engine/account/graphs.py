@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts compiled blocks and single operators without running them: FLOPs of matrix products and attention, bytes
-and groups of collectives, and memory.
+"""Counts the FLOPs of matrix products and attention, the bytes and groups of collectives, and the memory of compiled
+blocks and single operators, without running them.
 
 torch's ``flop_registry`` lacks the engine's operators and some of torch's own, and ignores that a causal mask halves
 the work of attention.
 
 torch traces and partitions blocks as for Inductor, so that the same tensors are saved for the backward pass. A call of
-a graph then creates the results, and counts the graph's memory. Inductor fuses element-wise operators, so only these
-take memory: results of other operators, such as products and reductions, operands of these except reductions, and the
-graph's own results. Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the equivalent
-torch code: with ``fuses``, only their results take memory, and these are not recomputed.
+a graph then creates the results, and counts the graph's memory. Inductor fuses element-wise operators, so their results
+take memory only if they are results of the graph, or operands of operators other than element-wise ones and reductions.
+Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the equivalent torch code: with
+``fuses``, only their results take memory, and these results are not recomputed.
 """
 
 import operator
@@ -62,10 +62,10 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "barrier": ("barrier", "tensor"),
     }
 )
-"""The kind of each collective operator, and the argument (or ``RESULT``) with the whole message that a rank handles."""
+"""The kind of each collective operator, and the argument (or ``RESULT``) that holds the whole message of a rank."""
 aten = torch.ops.aten
 FORWARD, BACKWARD = 2, 5
-"""Numbers of products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""
+"""Numbers of matrix products in attention; the backward pass recomputes the scores (Dao et al., 2022, appendix B)."""
 PRECISIONS = MappingProxyType({1: "fp8", 2: "bf16", 4: "fp32", 8: "fp64"})
 """Names of precisions by the size of an element in bytes."""
 ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attention.forward, span_attention.backward))
@@ -100,7 +100,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Map torch's group names to ``world`` or a dimension of a mesh: the first if a group serves several."""
+    """Map torch's group names to ``world`` or the name of a mesh dimension, the first if several share a group."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -137,7 +137,7 @@ def kind_of(operator: Any, args: Sequence[Any]) -> str:  # noqa: ANN401 (whateve
 
 
 def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:  # noqa: ANN401 (whatever an operator takes and returns)
-    """Return an operator's FLOPs, 0 if torch counts none; raise NotImplementedError if ``OWN`` lacks one of llmb's."""
+    """Return an operator's FLOPs, 0 if torch counts none; raise NotImplementedError for llmb's if not in ``OWN``."""
     packet = operator._overloadpacket
     if own := OWN.get(packet):
         return own(*args, **kwargs)
@@ -153,7 +153,7 @@ def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
 
 
 def _spans(products: int, query: Tensor, numbers: Sequence[int]) -> int:
-    """Return the FLOPs of ``products`` products in span attention. numbers: the 4 fields of each ``TokenSpan``."""
+    """Return the FLOPs of ``products`` matrix products in span attention. numbers: 4 fields per ``TokenSpan``."""
     batch, _, heads, head_dim = query.shape
     pairs = 0
     for start in range(0, len(numbers), 4):
@@ -201,15 +201,14 @@ VIEW = torch.ops.aten._unsafe_view.default
 """A view of a tensor with no other user, which is therefore not declared as a view."""
 KERNELS = "llmb/engine/kernels/"
 FUSED = "llmb_fused"
-"""Key of a node's ``meta``, True for intermediate values of a kernel."""
+"""Key of a node's ``meta``; the value is True for intermediate values of a kernel."""
 LONG_LIVED = ("primals", "tangents", "arg")
 """Name prefixes of arguments that the caller keeps while the graph runs; other arguments are freed after use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One compiled graph: a forward or a backward pass. added_bytes: the largest growth of memory in use while it
-    runs."""
+    """A compiled forward or backward pass. added_bytes: the largest growth of memory in use while it runs."""
 
     backward: bool
     module: fx.GraphModule
@@ -381,9 +380,9 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return the largest growth of memory in use while ``nodes`` run, in bytes. Only ``LONG_LIVED`` arguments stay.
+    """Return the largest growth of memory in use while ``nodes`` run, in bytes.
 
-    within: the peak bytes of operators that consist of several steps.
+    All but ``LONG_LIVED`` arguments are freed after their last use. within: peak bytes of operators with several steps.
     """
     reads = {node: frozenset(values_read(node, is_stored)) for node in nodes}
     last: dict[fx.Node, int] = {}
@@ -450,7 +449,7 @@ MOVES = frozenset(
         torch.ops.prims.iota,
     }
 )
-"""Operators to treat as element-wise, in addition to those that torch declares element-wise: Inductor fuses them."""
+"""Operators that Inductor fuses although torch does not declare them element-wise."""
 REDUCTIONS = frozenset({aten.sum, aten.mean, aten.amax, aten.amin, aten.any, aten.var_mean, aten.argmax})
 
 

@@ -2,8 +2,8 @@
 """``python -m llmb.engine.account.one_rank JOB``: counts the memory, FLOPs and messages of one rank, on a CPU.
 
 Tensors are fake: they have shapes but no values, and take no memory. The process group is fake, too. The rest is the
-engine's own code. A step of many micro-batches is extrapolated from two shorter ones: in the steady state of a
-pipeline, every further round of micro-batches adds the same counts.
+engine's own code. A step of at least 5 x PP micro-batches, if PP divides their number, is extrapolated from two shorter
+ones: in the steady state of a pipeline, every further round of micro-batches adds the same counts.
 """
 
 import gc
@@ -59,7 +59,7 @@ from llmb.runs.rank_account import OWNERS, AccountJob, CollectiveCount, RankAcco
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Bytes in use at one moment, by owner."""
+    """Bytes in use at one moment: in total and, in ``by``, by owner."""
 
     bytes: int = 0
     by: Mapping[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class _Storage:
 
 
 class LiveBytes:
-    """Counts the bytes of storages by owner, which is any name; each from ``add`` until it is freed."""
+    """Counts the bytes of storages by the names of their owners; each storage from ``add`` until it is freed."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -142,7 +142,7 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
 """Substrings of a file's path and a function's name, and the owner of what that function allocates; the innermost call
 on the stack decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)
-"""Operators of ``NAMESPACES`` that do not communicate."""
+"""Operators of ``NAMESPACES`` that neither communicate nor wait."""
 
 
 class Ledger(TorchDispatchMode):
@@ -236,7 +236,7 @@ class Ledger(TorchDispatchMode):
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 (torch's interface)
         if name_of(func) == "wait_tensor" and isinstance(args[0], FakeTensor):
-            return args[0]  # as of real tensors; of fake ones it would be a copy
+            return args[0]  # as for real tensors; for fake ones it would be a copy
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         if not tensors or any(isinstance(each, FakeTensor) or each.is_meta for each in tensors):
             if func is torch.ops.aten._local_scalar_dense.default and tensors:
@@ -272,7 +272,7 @@ class Ledger(TorchDispatchMode):
         return Inner(peak, own.flops, tuple(own.collectives))
 
     def _note_resizes(self) -> None:
-        """Update the sizes of each module's gathered parameters if that of the first or the last has changed."""
+        """Check only the first and the last gathered parameter of each module; update all if either has changed."""
         for tensors in self.gathered.values():
             ends = (*tensors[:1], *tensors[-1:])
             if sum(self.memory.resize(each.untyped_storage()) for each in ends):

@@ -55,7 +55,8 @@ MOST_THREADS = 8
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
     """Verify the checksums of the files if ``wanted``, log and return the result. A collective of all ranks.
 
-    ``on_block`` is called every few MiB. Raise ``damage_error`` on all ranks, or as ``read_checkpoint_record`` does.
+    ``on_block`` is called every few MiB. Raise UsageError on all ranks if a file is damaged, and the errors of
+    ``read_checkpoint_record``.
     """
     began = time.perf_counter()
     if not wanted:
@@ -79,7 +80,7 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages`` except adapters, each converted to its dtype; return the time that it took.
+    """Read all parameters of ``stages`` except adapters, converted to their dtypes; return the time that it took.
 
     ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
     missing or cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read.
@@ -132,9 +133,9 @@ def load_checkpoint(
 ) -> CheckpointTime:
     """Restore trained weights, FP8 scales, optimizer state and random states; return the time that it took.
 
-    ``path`` is the folder above ``weights``. Without ``with_optimizer``, as for imported weights, the optimizer
-    keeps its initial state. A collective: all ranks have to call it. Raise UsageError if a tensor is missing or
-    cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read or names a type that llmb never saves.
+    ``path`` is the folder above ``weights``. Without ``with_optimizer`` (for imported weights) the optimizer keeps its
+    initial state. A collective: all ranks have to call it. Raise UsageError if a tensor is missing or cannot be read,
+    and one of ``BROKEN_PICKLE`` if the metadata cannot be read or names a type that llmb never saves.
     """
     each = [
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})

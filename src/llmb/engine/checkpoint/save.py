@@ -245,7 +245,7 @@ class Save:
     start_s: float
     began: float
     blocked_s: float | None = None
-    """Seconds for which training waited for the copy, as in ``RankTransfer``."""
+    """Seconds for which training waited for the copy; None after the last step, when it waits for the whole save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,8 @@ class Saver:
 
     Except after the last step, a checkpoint is copied to host memory while training waits, and then written by a
     thread. The ranks synchronize through separate process groups, which never interfere with the collectives of
-    training. The writes of all checkpoints are planned before training, because the first rank plans the writes of all
-    ranks in Python, and their steps would wait for its interpreter.
+    training. The writes of all checkpoints are planned before training: the first rank plans the writes of all ranks in
+    Python, which would delay its steps, and so the steps of all ranks.
     """
 
     def __init__(
@@ -295,7 +295,8 @@ class Saver:
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
-        """If the plan saves after this step, finish the last save, then save; raise errors as ``finish`` does."""
+        """If the plan saves after this step, ``finish`` the last save, then save; else only ``finish`` a save that has
+        ended."""
         if not self.busy:
             self.finish()
         if not self.plan.saves_after(number):
@@ -313,7 +314,7 @@ class Saver:
             self.pending = self.thread.submit(self._write, begun, writer, copy)
 
     def finish(self) -> None:
-        """Wait for the save in progress, if any, and log it; raise EnvironmentProblem or OSError if that fails."""
+        """Wait for the save in progress, if any, and log it; raise EnvironmentProblem or OSError if either fails."""
         if self.pending:
             pending, self.pending = self.pending, None
             self._report(pending.result())
@@ -346,7 +347,7 @@ class Saver:
         return planner
 
     def _settle(self, writer: Writer, planner: DefaultSavePlanner, proposed: list[SavePlan]) -> list[SavePlan]:
-        """Plan each rank's writes; of replicas, only one is written. This takes 10 s for 170,000 pieces."""
+        """Plan each rank's writes; only one of a tensor's replicas is written. This takes 10 s for 170,000 pieces."""
         plans, self.metadata = planner.create_global_plan(proposed)
         return writer.prepare_global_plan(plans)
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches: their content, the samples that they consist of, their copy to the device, and the thread that
-prepares them ahead of each step."""
+"""Micro-batches: their content, their samples, their copy to the device, and the thread that prepares them ahead."""
 
 import queue
 import threading
@@ -54,7 +53,7 @@ class TrainingData(Protocol):
 
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
     """Yield the numbers of the samples in each of a rank's micro-batches: for all ranks together, GBS consecutive
-    numbers from ``first_sample``, whatever the layout."""
+    numbers from ``first_sample`` in any layout."""
     for index in range(layout.ga):
         first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
         yield range(first, first + layout.mbs)
@@ -121,7 +120,7 @@ STEPS_AHEAD = 1
 
 class Figures(NamedTuple):
     """Sums over a rank's samples of a step or micro-batch. tokens: without padding. sum_of_squares: of squared document
-    lengths. chunked_sum_of_squares: the same in attention chunks, if any. Both are 0 if sequences are not packed."""
+    lengths. chunked_sum_of_squares: of squared lengths of attention chunks. Both are 0 if sequences are not packed."""
 
     tokens: int
     counted_labels: int
@@ -194,7 +193,7 @@ def figures(batch: MicroBatch, chunk_size: int | None) -> Figures:
 
 
 def document_lengths(starts: Tensor) -> Tensor:
-    """Return the lengths of a sequence's documents, [documents] int64. starts: as in ``MicroBatch``, [seq]."""
+    """Return the lengths of a sequence's documents, [documents] int64. starts: its row of ``MicroBatch.starts``."""
     lengths: Tensor = torch.unique_consecutive(starts, return_counts=True)[1]
     return lengths
 

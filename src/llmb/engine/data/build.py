@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a run: random tokens, or packed documents in a random order that is computed without storing it.
+"""The data of a run: random tokens, or packed documents in a random order, which is computed and not stored.
 
 Before the first step, a packed dataset is compared with the plan and the checkpoint.
 """
@@ -34,7 +34,7 @@ KINDS = {"tokens": np.uint32, "answers": np.bool_, "documents": np.int64, "packs
 class SyntheticData:
     """Random tokens: uniform, or Zipf-distributed with frequencies that a model can learn.
 
-    With ``document_tokens`` each sequence is packed from documents of that many tokens on average.
+    With ``document_tokens``, each sequence is packed from documents of this mean length.
     """
 
     vocab_size: int
@@ -89,7 +89,7 @@ def _generator(name: str) -> torch.Generator:
 
 
 ROUNDS = 4
-"""Number of rounds, each of which mixes both halves of a place; three already look random (Luby and Rackoff, 1988)."""
+"""Number of rounds; each one changes both halves of a place. Three already look random (Luby and Rackoff, 1988)."""
 
 
 def shuffled(place: int, count: int, key: str) -> int:
@@ -201,7 +201,7 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
 
 
 def dataset_problems(plan: EnginePlan) -> Iterator[str]:
-    """Yield problems of the dataset's files and sizes, and differences from that of the checkpoint to resume from."""
+    """Yield problems of the dataset's files and sizes, and differences from the dataset of the resumed checkpoint."""
     if plan.start and plan.start.consumed_samples:
         record = read_checkpoint_record(Path(plan.start.path))
         problem = dataset_problem(plan.dataset.packed if plan.dataset else None, record.dataset)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels for the casts in ``elementwise``, except ``cast_rotated_gradient``.
 
-A program casts tiles and transposes them in registers and shared memory, so that reads and both writes are of whole
-rows of a tile. The largest absolute value is the largest bit pattern without the sign: bit patterns have the order of
-the values, with NaN above infinity, so an atomic maximum of integers preserves NaN.
+A program casts one tile and transposes it in registers and shared memory, so that it reads and writes whole rows of a
+tile in both layouts. The largest absolute value is the largest bit pattern without the sign: bit patterns have the
+order of the values, with NaN above infinity, so an atomic maximum of integers preserves NaN.
 
 Intermediate values are rounded to bf16 where torch does so.
 """

@@ -17,7 +17,7 @@ from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round
 
 ROWS, COLUMNS = 64, 64
 """Size of each of two tiles: of the first and of the second elements of pairs. A tile covers two sectors of each row of
-the transposed output. With at most half as many pairs, a tile has fewer columns and more rows."""
+the transposed output. With at most COLUMNS / 2 pairs, a tile has fewer columns and twice the rows."""
 HEADS = 4
 """Number of heads per program."""
 WARPS = 8
@@ -154,8 +154,8 @@ def cast_rotated_kernel(
 ):
     """Rotate the gradients of queries and keys back; cast the gradients of queries, keys and values.
 
-    rotated_heads: the number of heads of queries and keys; heads: of all three. A head has PIECES pieces, the first
-    ROTATED of which are rotated. Both elements of an interleaved pair are loaded together, by the thread that has their
+    rotated_heads: the number of heads of queries and keys; heads: of all three. A head has PIECES pieces; the first
+    ROTATED of them are rotated. Both elements of an interleaved pair are loaded together, by the thread that has their
     cos and sin; all strides but that of ``transposed`` then count pairs.
     """
     if INTERLEAVED:

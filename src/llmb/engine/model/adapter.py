@@ -117,7 +117,7 @@ class Dropout(nn.Module):
 
 
 def mixed(numbers: Tensor) -> Tensor:
-    """Return a bijective hash of the low 32 bits of int64 numbers (Wellons, lowbias32)."""
+    """Return a hash of the low 32 bits of each int64 number, a bijection of 32 bits (Wellons, lowbias32)."""
     numbers = numbers & WORD
     numbers = ((numbers ^ (numbers >> 16)) * 0x7FEB352D) & WORD
     numbers = ((numbers ^ (numbers >> 15)) * 0x846CA68B) & WORD

@@ -60,10 +60,10 @@ class Block(nn.Module):
 
 
 class MoEBlock(Block):
-    """A block with a mixture of experts. Its forward pass consists of ``PARTS``, each of which is in ``stages``.
+    """A block with a mixture of experts. Its forward pass consists of ``PARTS``, which are all in ``stages``.
 
     ``run_experts`` cannot be compiled: its shapes depend on the tokens, and the experts' parameters are gathered
-    separately from those of the block.
+    separately from the block's other parameters.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("before_experts", *MoELayer.PARTS, "after_experts")

@@ -151,7 +151,7 @@ class Experts(nn.Module):
 
 
 def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = False) -> Tensor:
-    """Return the rows permuted by ``order``, of which ``inverse`` is the inverse permutation.
+    """Return the rows permuted by ``order``; ``inverse`` is the inverse permutation.
 
     The gradient is permuted by ``inverse``. Autograd would instead add each of its rows to a row of zeros.
 
@@ -198,8 +198,7 @@ class Routed(NamedTuple):
     counts: Tensor
     """Number of rows of each expert, [experts]."""
     order: Tensor
-    """For each row, the index of its choice among all choices, which are ordered by token, [n]; the
-    number of choices for a row of padding."""
+    """For each row, the index of its choice in the order of tokens, or the number of choices for padding: [n]."""
     places: Tensor
     """For each choice of each token, the index of its row, [tokens, top_k]; n for a dropped choice."""
     weights: Tensor | None

@@ -237,7 +237,7 @@ class TrainedStage:
     def held(self) -> Iterator[Held]:
         """Yield this rank's values of each parameter: its part, the master, or the parameter itself.
 
-        Omit parameters of which only other ranks update a part.
+        Parameters that only other ranks update are omitted.
         """
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}

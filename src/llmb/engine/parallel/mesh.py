@@ -35,7 +35,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all ranks. mesh: has ``DIMENSIONS``. For torchtitan, all meshes are one, of all ranks."""
+    """This rank's place among all ranks. mesh: has ``DIMENSIONS``. For torchtitan, all four are the same mesh of all
+    ranks."""
 
     rank: int
     world_size: int
@@ -122,7 +123,7 @@ class Groups:
         self.made: dict[Parts, dist.ProcessGroup] = {(tuple(range(world.size())),): world}
 
     def mesh(self, device: torch.device, sizes: Mapping[str, int]) -> DeviceMesh:
-        """Return a mesh of all ranks with these dimensions, the last of which varies fastest."""
+        """Return a mesh of all ranks with these dimensions; the last one varies fastest."""
         ranks = numbered(sizes)
         groups = [self.of(along(ranks, dim), name) for dim, name in enumerate(sizes)]
         return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=tuple(sizes))

@@ -120,7 +120,7 @@ def store_host() -> str:
 
 def listen(address: str, port: int) -> socket.socket:
     """Listen on ``address``, or on all interfaces if this node does not have that address (network address translation)
-    or if it is a host's name for loopback, as on Debian. Raise EnvironmentProblem if that fails."""
+    or if it is a host's name that resolves to loopback, as on Debian. Raise EnvironmentProblem if that fails."""
     try:
         return _listen(address, port)
     except OSError as error:
@@ -280,7 +280,6 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
-    """Return a device for each of the comma-separated ``interfaces``, else for ``route_address`` or torch's default."""
     gloo: Any = dist.ProcessGroupGloo
     if named := [gloo.create_device(interface=name) for name in interfaces.split(",") if name]:
         return named
@@ -295,8 +294,8 @@ ELSEWHERE = "203.0.113.1"
 def route_address(environ: Mapping[str, str]) -> str | None:
     """Return this node's address on the route to rank 0; None without MASTER_ADDR or a route.
 
-    On rank 0's own node, its name can resolve to loopback. If other nodes have ranks too, or that is unknown, return
-    the address on the default route instead.
+    If MASTER_ADDR is a name that resolves to loopback here, and other nodes may have ranks, return the address on the
+    default route instead.
     """
     master = environ.get("MASTER_ADDR", "")
     address = _source_address(master) if master else None

@@ -154,8 +154,7 @@ def fuses_products(left: Scaled, right: Scaled, kind: ProductKind, group: Group)
 def gather_multiply(
     left: Scaled, right: Scaled, kind: ProductKind, group: Group, *, fast: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gather ``left``, rows of this rank's shard of the sequence, as bytes; return all rows, and their product with
-    ``right``. See ``multiply``."""
+    """Gather ``left``, rows of this rank's shard of the sequence; return all rows, and their product with ``right``."""
     values = left.values
     if fuses_products(left, right, kind, group):
         shard, scales = torch.unflatten(values, 0, (kind.batch, -1)), (left.inverse, [right.inverse])
@@ -314,7 +313,7 @@ def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
 
 
 def without_values(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a placeholder, with a gradient but without memory, for a result of which only the cast is used."""
+    """Return a placeholder, with a gradient but without memory, for a result whose uncast values are not used."""
     return like.new_zeros(()).expand(shape)
 
 

@@ -64,7 +64,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
     """Write weights, an index if needed, and the configuration, with one file's tensors in memory at a time.
 
     Raise UsageError if the checkpoint cannot be read, does not match its model or has values that are not finite,
-    EnvironmentProblem if the weights cannot be written, and OSError if another file cannot be.
+    EnvironmentProblem if the weights cannot be written, and OSError if another file cannot be written.
     """
     folder, dtype = Path(job.folder), DTYPES[job.dtype]
     shapes = parameter_shapes(job.model)
