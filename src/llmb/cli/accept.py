@@ -134,7 +134,6 @@ def accept(
 
 
 def _asked(chosen: dict[str, Any], cluster: ClusterOptions, duration: Duration) -> tuple[AcceptedNodes, Choose, Terms]:
-    """Parse the options; raise UsageError if they cannot be combined, or if there are too few usable nodes."""
     catalogue, install = Catalogue(), install_here()
     one_set = find_acceptance_set(duration.set_name) if duration.set_name else None
     if one_set and any(chosen.values()):
@@ -189,7 +188,6 @@ def _this_machine(catalogue: Catalogue) -> AcceptedNodes:
 
 
 def _nodes_of_cluster(catalogue: Catalogue, install: Path, cluster: ClusterOptions) -> AcceptedNodes:
-    """Return the first usable nodes, as many as requested; raise UsageError if there are too few."""
     site = read_cluster_site(catalogue, install, os.environ)
     scheduler = scheduler_of(site)
     given = {"partition": cluster.partition, "account": cluster.account, "nodes": cluster.nodes}

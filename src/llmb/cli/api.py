@@ -349,7 +349,8 @@ def result(run: str | Path, *, on_message: Callable[[str], None] = lambda _: Non
     """Return a run that has ended, even if it failed, like ``llmb result``.
 
     ``run`` is its id, its folder, its label if no other run has the same, or ``"latest"``, the newest that ended
-    successfully. Raise UsageError unless one run matches, is readable and has ended, EnvironmentProblem for bad steps.
+    successfully. Raise UsageError unless one run matches, is readable and has ended, EnvironmentProblem if its steps
+    cannot be read.
     """
     text = str(run.absolute() if isinstance(run, Path) else run)
     folders = run_folders(text, install_root(os.environ, Path.cwd()), on_message)
@@ -444,7 +445,9 @@ def accept(
     """Check whether this machine, or each of ``nodes`` nodes, is as fast as it should be, like ``llmb accept``.
 
     The checks take minutes; an interrupted acceptance is resumed. Raise UsageError for invalid options,
-    EnvironmentProblem for unusable GPUs or files, InfrastructureError for the scheduler, UserInterrupt on Ctrl-C."""
+    EnvironmentProblem for unusable GPUs or files, InfrastructureError if the scheduler does not answer, UserInterrupt
+    on Ctrl-C.
+    """
     return accept_with(on_message, minutes, nodes, checks, start_new=start_new)
 
 
@@ -512,7 +515,6 @@ _PAGES: Mapping[str, Form] = {".html": "html", ".md": "md", ".pdf": "pdf"}
 def _requested(
     options: Mapping[str, Any], workload: str | None, size: str | None, *more: type
 ) -> tuple[ModelRequest, dict[str, Any]]:
-    """Return the request and the values by option; raise UsageError for an unknown or invalid option."""
     known = {key: option for option in options_of(ModelRequest, *more).values() for key in option.keys}
     values: dict[str, Any] = {}
     for name, value in {**options, "workload": workload, "size": size}.items():

@@ -162,7 +162,7 @@ class BenchJobRequest:
     """A measurement in a job: its site, options and nodes."""
 
     def __init__(self, values: Mapping[str, Any], placed: Placed, here: JobOptions | None = None) -> None:
-        """Read the site and the options; ``here`` sets the nodes to those of the current job."""
+        """Read the site and the options; ``here`` selects the nodes of the current job."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
         chosen = with_excluded({name: values[name] for name in OF_JOBS})
@@ -388,7 +388,6 @@ SWEEP = dict.fromkeys(("names", *Sweep.__dataclass_fields__, "experts", *NAMES))
 def _of_experts(
     request: CollectiveRequest, shapes: dict[str, Any], placed: Placed, given: Mapping[str, Any]
 ) -> CollectiveRequest:
-    """Return the request for a recipe's exchange between experts; raise UsageError for a wrong recipe or option."""
     if own := [name for name in ("names", "min_size", "max_size", "factor") if name in given]:
         what = "COLLECTIVE" if own[0] == "names" else f"--{own[0].replace('_', '-')}"
         raise UsageError(f"--experts measures a fixed all-to-all and does not accept {what}", do=f"omit {what}")

@@ -256,7 +256,7 @@ def usage_error(error: Any, command: Sequence[str] = ()) -> UsageError:  # noqa:
 
 
 def meant_option(given: str, known: Iterable[str]) -> list[str]:
-    """Return the options in ``known`` that other programs call ``given``, else those with a similar spelling."""
+    """Return the options in ``known`` that other programs call ``given``, else options with a similar spelling."""
     options = [name for name in known if name.startswith("--")]
     same = [name for name, others in MEANT.items() if name in options and given in others]
     return same or closest(given, options, cutoff=0.65)

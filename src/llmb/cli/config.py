@@ -211,7 +211,6 @@ def migrate(
 
 
 def _schema(key: str, *, user: bool) -> type[BaseModel]:
-    """Return the schema of the file for ``key``; raise UsageError if the key belongs to the other file."""
     own, other = (user_schema(), cluster_schema()) if user else (cluster_schema(), user_schema())
     if not is_key(own, key) and is_key(other, key):
         whose, do = ("a setting of the cluster", "omit --user") if user else ("one of your defaults", "add --user")

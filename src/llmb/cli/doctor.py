@@ -276,7 +276,8 @@ def ask_nodes(install: Path, several: SeveralNodes, request: NodesRequest) -> No
 
 
 def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> None:
-    """Print the last check; raise UsageError without one, EnvironmentProblem if unreadable, RunFailed if it failed."""
+    """Print the last check; raise UsageError if there is none, EnvironmentProblem if it cannot be read, RunFailed if a
+    node failed it."""
     if several.partition or several.every:
         raise UsageError("--last cannot be combined with --partition or --all", do="omit them, or pass --nodes LIST")
     folder, scheduler = last_check(install), scheduler_of(read_cluster_site(Catalogue(), install, os.environ))
@@ -296,7 +297,6 @@ def show_last(install: Path, several: SeveralNodes, output: ReportOptions) -> No
 
 
 def _states(scheduler: Scheduler, several: SeveralNodes) -> dict[str, NodeState]:
-    """Return the states of the listed nodes or, without a list, of all usable nodes; print why others are skipped."""
     listed = several.listed
     states = scheduler.nodes(listed, several.partition if listed is None else None, ASK_S)
     if listed is not None:
@@ -377,7 +377,8 @@ def compare_settings(install: Path, against: str, several: SeveralNodes, *, fail
 
 
 def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
-    """Return the newest selected run with settings of its nodes, and these settings; raise UsageError without one."""
+    """Return the newest selected run with settings of its nodes, and these settings; raise UsageError if there is no
+    such run."""
     for run in reversed(find_ended_runs(text, install, say).runs):
         if run.record and (settings := settings_of_run(run.record)):
             if run.record.image:

@@ -35,7 +35,8 @@ from llmb.setup.prepare.hub import can_check
 
 
 def ask(question: Question, problem: str | None) -> str:
-    """Show ``problem``, if any, and return the first valid answer; raise UserInterrupt as ``ask_line`` does."""
+    """Show ``problem``, if any, and return the first valid answer; raise UserInterrupt at the end of input or on
+    Ctrl-C."""
     width = shutil.get_terminal_size().columns
     choices, assumed = tuple(question.choices()), question.assumed()
     if problem:

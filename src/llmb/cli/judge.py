@@ -115,7 +115,6 @@ class ReferenceOptions:
 
 
 def _expected(text: str | None) -> Path | Expectations | None:
-    """Return the file or the step time that ``text`` names, None without one; raise UsageError for an invalid time."""
     try:
         seconds = float(text or "")
     except ValueError:
@@ -200,7 +199,7 @@ def _runs_to_judge(
 
 
 def _raise_unless_passed(judged: Sequence[Judged], *, published: bool, bisect: bool) -> None:
-    """Raise Regressed or NoVerdict unless all runs passed or improved; ``published``: no reference was requested."""
+    """``published`` is True if no reference was requested."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return

@@ -80,7 +80,6 @@ class ParseCommand(TyperCommand):
 def _print_as_reference(
     folders: list[Path], window: str | None, form: Form, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
-    """Print the output of the reference suite's script; raise RunFailed if no run is a success."""
     check_rule(window or WINDOW)
     if window in WINDOW_RULES[:-1]:
         raise UsageError(f"the reference script has no --window {window}", do=f"pass steps, such as --window {WINDOW}")
@@ -100,7 +99,6 @@ def _print_as_reference(
 
 
 def _documented_window(logs: Iterable[Path]) -> str:
-    """Return the documented window of the logs' release; the default window if it is unknown or not unique."""
     found = sorted({one.window for path in logs if (one := document_of_log(path)) and one.window})
     if len(found) > 1:
         say(f"these logs belong to documents with different windows ({', '.join(found)}): {WINDOW} is used for all")
@@ -215,7 +213,6 @@ def parse(
 
 
 def _related(read: list[AnalyzedRun], stated: dict[str, Any]) -> list[AnalyzedRun]:
-    """Mark copies, and add the catalogue's figures to logs; report copies and unreadable records."""
     runs = with_copies(read)
     say(*sorted({run.copy_of for run in runs if run.copy_of}))
     for run in runs:

@@ -333,7 +333,6 @@ def _calibration(
 
 
 def _traces_at(path: Path) -> list[Path]:
-    """Return the trace at a path, or the traces in a run's folder of traces; an empty list for anything else."""
     from llmb.readers.profiles import NSYS_FOLDER, TORCH_FOLDER
     from llmb.readers.profiles.trace_files import JSON_ENDS, REPORT_END, SQLITE_END, find_traces
 
@@ -490,8 +489,8 @@ def memory(
 
     The engine runs a step on this machine's CPU with tensors that have no values, which takes a minute or more. By
     default, only the ranks that may need the most memory are counted. `--estimate` computes their memory from the sizes
-    of the model's parts, in milliseconds and within a few percent. If the layout does not fit, up to three changes that
-    should make it fit are listed with their cost.
+    of the model's parts, which takes milliseconds and is accurate to within a few percent. If the layout does not fit,
+    up to three changes that should make it fit are listed with their cost.
 
     Examples:
 
@@ -521,7 +520,7 @@ def count_memory(
     all_stages: bool,
     estimated: bool,
 ) -> RunMemory:
-    """Return the memory of ranks; raise UsageError for a wrong recipe or rank, or errors as ``count_ranks`` does."""
+    """Return the memory of ranks; raise UsageError for a wrong recipe or rank, and the errors of ``count_ranks``."""
     recipe = resolve(catalogue, request)
     plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", trains=False)
     plan = settle_sharding(plan, choices.parallelism)

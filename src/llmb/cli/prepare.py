@@ -109,7 +109,6 @@ def access(workload: Workload, size: Size = None, json: Json = False) -> None:
 
 
 def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str, str]]:
-    """Return the requested model; without a size, all sizes with a source except tiny, or else the first size."""
     workload, own_size = split_model(catalogue, name)
     if size or own_size:
         return [model_of(catalogue, name, size)]
@@ -204,7 +203,6 @@ def submit(
 def _orders(
     catalogue: Catalogue, name: str, values: Mapping[str, Any], given: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[TaskOrder]:
-    """Return the jobs that options and variables request; raise UsageError if the request is invalid."""
     workload, own_size = split_model(catalogue, name)
     known = {**PREPARE_CHOICES, **scheduler_options()}
     reading = read_preparation_variables(documented_variables(), environ, workload, known, given)

@@ -51,8 +51,8 @@ def list_(
 ) -> None:
     """List the workloads, sizes, dtypes, GPU types and scales of the catalogue.
 
-    Scales in brackets are proxies: models with fewer layers, which fit on few GPUs. A plus sign means that doublings of
-    the largest scale are also available.
+    Scales in parentheses are proxies: models with fewer layers, which fit on few GPUs. A plus sign means that doublings
+    of the largest scale are also available.
 
     Examples:
 
@@ -126,8 +126,8 @@ def metrics(
 ) -> None:
     """Compute throughput, TFLOPS per GPU, MFU and time to train from a step time.
 
-    MFU is printed for each FLOP convention: 'published' counts FLOPs like the reference document, 'full' those of the
-    full attention matrix, 'causal' only those of the half that is needed.
+    MFU is printed for each FLOP convention: 'published' counts FLOPs like the reference document, 'full' counts the
+    full attention matrix, 'causal' only the half that is needed.
 
     Example:
 

@@ -61,7 +61,8 @@ def warn(warnings: Iterable[str]) -> None:
 
 
 def context_here(*, dry_run: bool = False) -> "CampaignContext":
-    """Return the context of this command's jobs, and print notes on the settings; raise UsageError with problems."""
+    """Return the context of this command's jobs, and print notes on the settings; raise UsageError if they are
+    invalid."""
     from llmb.jobs.campaigns.proposal import campaign_context  # takes longer than all that other commands need
 
     context = campaign_context(install_here(), os.environ, dry_run=dry_run)
@@ -94,7 +95,8 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 
 
 def install_here() -> Path:
-    """Return the root of installation; print it unless LLMB_INSTALL or the default; raise as ``chosen_root`` does."""
+    """Return the root of installation, and print it unless it is the default or set by LLMB_INSTALL; raise the errors
+    of ``chosen_root``."""
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):
         say(f"root of installation: {root.path} ({root.chosen_by})")

@@ -275,7 +275,6 @@ def run_several(
 def _turns(
     locals_: Sequence[LocalRun], repeats: Sequence[int], *, start_new: bool
 ) -> tuple[list[list[EndedRun]], list[Turn]]:
-    """Return the earlier runs that count, by recipe, and the order of the remaining runs."""
     ended: list[list[EndedRun]] = []
     titles = titles_of([local.plan for local in locals_])
     for local, title, count in zip(locals_, titles, repeats, strict=True):

@@ -109,8 +109,8 @@ def report(
 
 
 def format_of(chosen: Format | None, output: Path | None) -> Format:
-    """Return the format of a report: the chosen one, that of the file's name, or HTML. Raise UsageError if the first
-    two differ."""
+    """Return the format of a report: the chosen one, else the extension of the file, else HTML. Raise UsageError if the
+    first two differ."""
     named = next((each for each in FORMATS if output and output.suffix.lower() == f".{each}"), None)
     if chosen and named and chosen != named:
         raise UsageError(f"--format is {chosen}, but --output ends in .{named}", do="omit --format, or rename the file")
@@ -128,7 +128,7 @@ def report_on(
     *,
     full: bool,
 ) -> "tuple[RunSet, str | bytes]":
-    """Return runs and their page or plot; raise UsageError if there is none, EnvironmentProblem if drawing fails."""
+    """Return runs and their page or plot; raise UsageError if no run has ended, EnvironmentProblem if drawing fails."""
     from llmb.reports.page.contents import gather  # takes longer to load than the help of every command may take
     from llmb.reports.page.render import full_text, page_html, page_markdown, page_pdf, plot_file, public_text
 
@@ -259,8 +259,8 @@ def import_(
 ) -> None:
     """Add the runs of an archive to those of this machine. Existing runs are not changed.
 
-    The archive is checked first: it is rejected if it has files other than those of runs, wrong checksums or an unusual
-    size. `llmb jobs show` shows the origin of a run.
+    The archive is checked first: it is rejected if it has files other than those of runs or wrong checksums, or expands
+    too much. `llmb jobs show` shows the origin of a run.
 
     Example:
 

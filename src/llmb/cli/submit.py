@@ -70,7 +70,7 @@ SELECTION = value_options(_SELECTION)
 NAMED_SELECTION = selection_options(_SELECTION)
 """``SELECTION`` with workload and size that may also be positional."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
-"""The options of one job, except those that name its recipe."""
+"""The options of one job, except the options that name its recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +446,6 @@ def jobs_of_file(
 
 
 def _avoiding(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with each ``exclude`` as a list of nodes; each distinct value is resolved only once."""
     texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
     nodes = {text: excluded_here(text) for text in sorted(texts)}
     found = []

@@ -39,7 +39,8 @@ LAST_LINES = 10
 
 @contextmanager
 def find_watched(text: str | None) -> Iterator[tuple[Job, Ask]]:
-    """Yield the job of a run (None: a live one) and the function that updates it; raise UsageError if there is none."""
+    """Yield the job of the run that ``text`` names, or of a run that has not ended if ``text`` is None, and the
+    function that updates it. Raise UsageError if there is none."""
     path = Path(text).expanduser() if text and text != LATEST else None
     if path and ("/" in str(text) or path.exists()):
         with _of_folder(_run_folder(path.resolve())) as found:
@@ -82,7 +83,6 @@ def _labeled(store: Store, text: str, ask: Ask) -> Job | None:
 
 
 def _living(jobs: Iterable[Job], ask: Ask) -> Job | None:
-    """Return the newest running run, else the newest queued one; None if all runs have ended."""
     ordered = sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
     return next((now for job in ordered if job.kind == "run" and (now := ask(job)).live), None)
 
@@ -157,7 +157,6 @@ def _drop(_: bytes) -> None:
 
 
 def _end(job: Job, run: WatchedRun, seen: RunView, *, json: bool) -> None:
-    """Print the result or why the run has ended, and exit with the code of the run."""
     record = run.record
     ended = read_ended_run(run.folder) if record.status not in ("queued", "running") else None
     if json:

@@ -29,7 +29,8 @@ Say = Callable[[str], None]
 
 
 def conclude_ended(folders: Iterable[RunFolder], say: Say) -> bool:
-    """Conclude the runs in ``folders`` that a history lists and that ended without a result; return True if any."""
+    """Conclude the runs in ``folders`` that a history lists and that ended without a result; return whether any was
+    concluded."""
     installs: dict[Path, list[str]] = {}
     for folder in folders:
         install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)

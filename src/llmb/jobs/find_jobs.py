@@ -22,11 +22,12 @@ SHOWN_BY = {"preparation": "'llmb prepare verify'", "benchmark": "'llmb bench li
 LATEST = "latest"
 GROUPS = ("label", "campaign")
 CLOCKS_DIFFER_S = 3600
-"""A run submitted over this number of seconds in the future has a wrong time, and is the latest only if all have."""
+"""A run that was submitted more than this number of seconds in the future has a wrong time; it is the latest only if
+all runs have a wrong time."""
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """Find the jobs that ``texts`` name, without duplicates; raise UsageError as ``find_job`` does."""
+    """Find the jobs that ``texts`` name, without duplicates; raise the errors of ``find_job``."""
     jobs = (find_job(store, text) for text in texts)
     return list({job.key: job for job in jobs}.values())
 
@@ -55,7 +56,7 @@ def find_job(store: Store, text: str) -> Job:
 
 
 def find_run(store: Store, text: str) -> Job:
-    """Find a job as ``find_job`` does; raise UsageError if it is not a run."""
+    """Find a job like ``find_job``; also raise UsageError if it is not a run."""
     job = find_job(store, text)
     if job.kind != "run":
         name = job.job_id or job.id
@@ -175,7 +176,6 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
 
 
 def _recipe(job: Job) -> Recipe:
-    """Return a key that is equal for runs with comparable step times."""
     return job.identity or job.experiment, job.gpu_type
 
 

@@ -47,7 +47,7 @@ MOST_NEAR = 10
 MOST_RECORDS = 256
 """The maximum number of records to keep in memory while repeats of several runs are found."""
 MANY = 500
-"""If there are at least this many records, a message announces that they are read, which takes long."""
+"""If there are at least this many records, a message announces that they are read, which takes time."""
 SELECTORS = (
     "a folder of runs or logs, a run folder, a log, an archive, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",
@@ -131,7 +131,7 @@ def _made_at(folder: RunFolder) -> tuple[int, str]:
 
 
 def earlier_runs(install: Path, say: Say) -> Earlier:
-    """Return a function that finds a run and its repeats on the same nodes, made just before and after the run."""
+    """Return a function that finds a run and its repeats on the same nodes just before and after it."""
 
     @cache
     def made(experiments: frozenset[str]) -> Sequence[RunFolder]:
@@ -196,8 +196,9 @@ def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple
 
 
 def in_window(runs: Iterable[AnalyzedRun], rule: str | None) -> tuple[AnalyzedRun, ...]:
-    """Return the runs, measured in the window ``rule``, if any. Invalid runs, and those that ``in_other_window`` leaves
-    unchanged, remain as they are. Raise an error for a comparison of engines, or if steps cannot be read."""
+    """Return the runs, measured in the window ``rule``, if any. Invalid runs, and runs that ``in_other_window`` leaves
+    unchanged, remain as they are. Raise UsageError for a comparison of engines, BrokenRecord or OSError if steps cannot
+    be read."""
     return tuple(runs) if rule is None else tuple(_in_window(run, rule) for run in runs)
 
 
@@ -279,7 +280,6 @@ def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageErro
 
 
 def _days(first: str, last: str) -> tuple[float, float]:
-    """Return the start of day ``first`` and the end of day ``last`` in local time; raise UsageError if invalid."""
     try:
         start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
         after = (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()
@@ -352,7 +352,6 @@ def _at(text: str, path: Path, say: Say) -> RunSet:
 
 
 def _possible(logs: Sequence[AnalyzedRun]) -> Sequence[AnalyzedRun]:
-    """Mark runs that are impossibly fast for their GPU as invalid."""
     if not needs_catalogue(logs):
         return logs
     catalogue = Catalogue()

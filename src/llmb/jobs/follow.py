@@ -100,7 +100,7 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 def asker(store: Store, install: Path, say: Say) -> Ask:
     """Return a function that updates a job, and returns the job or its last retry.
 
-    If a scheduler does not respond, the status comes from the run's record if that has ended.
+    If a scheduler does not respond and the run's record has a final status, the job has that status.
     """
 
     def ask(job: Job) -> Job:

@@ -77,7 +77,8 @@ def database_path(install: Path) -> Path:
 
 
 def open_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open or, if missing, rebuild the history; raise UsageError for a foreign link, EnvironmentProblem on failure."""
+    """Open or, if missing, rebuild the history; raise UsageError if another user's link is in its path,
+    EnvironmentProblem on failure."""
     path = database_path(install)
     if not _has_content(path):
         with _locked(path):  # another process must find the complete history
@@ -108,9 +109,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
-    """Open the history for a command that only reads. If it is missing and not created, or cannot even be read, restore
-    it in memory from the run folders. Then, and if it cannot be written, the store rejects changes. Raise as
-    ``open_history`` does."""
+    """Open the history for a command that only reads. If the file is missing in another user's root, or cannot be read,
+    restore the history in memory from the run folders. A history in memory, or in a file that cannot be written,
+    rejects changes. Raise the errors of ``open_history``."""
     path = database_path(install)
     try:
         if not install.exists():

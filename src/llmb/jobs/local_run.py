@@ -220,7 +220,8 @@ def plan_here(
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine, started: StartedRank | None = None) -> Recipe:
     """Resolve ``request``, by default for the machine's type and number of GPUs; raise UsageError if it is invalid.
 
-    It uses ranks that another launcher started, without GPUs two CPU processes, for tiny models a divisor of 8 GPUs.
+    The default scale is the number of ranks that another launcher started, or else up to two processes on a CPU, or
+    else the machine's number of GPUs, which for tiny models is rounded down to 1, 2, 4 or 8.
     """
     here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
     gpu_type, types = request.gpu_type, gpu_types_of(find_workload(catalogue, request.workload), request.size)

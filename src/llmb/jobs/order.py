@@ -323,7 +323,8 @@ def make_order(
 
 
 def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
-    """Return the requested scale, if any, or nodes x GPUs per node; raise UsageError if they differ or are unknown."""
+    """Return the requested scale, if any, or nodes x GPUs per node; raise UsageError if these differ, or if the number
+    of GPUs per node is unknown."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(requested_gpu_type(catalogue, request))

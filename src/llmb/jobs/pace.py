@@ -46,7 +46,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceComparison:
-    """The median step time, compared with the expected time. ``delta_pct``: positive if slower, None if too early."""
+    """The median step time, compared with the expected time; ``delta_pct`` is positive if slower, None if too early."""
 
     expected: Expected
     standing: Standing
@@ -92,7 +92,8 @@ def compare_with(expected: Expected, pace: Pace | None) -> PaceComparison:
 
 
 def expectation(plan: Plan, given_s: float | None) -> Expected | None:
-    """Return the step time ``given_s``, else the published one, with the tolerance of verdicts; None without either."""
+    """Return the step time ``given_s`` or else the published one, with the tolerance of verdicts; None if there is
+    neither."""
     if given_s is not None:
         return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
     figure = plan.recipe.figure

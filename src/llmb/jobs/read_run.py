@@ -62,7 +62,7 @@ _AROUND_EXPERIMENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run of which only the record and the job have been read."""
+    """A run's record and job, without its steps and log."""
 
     folder: RunFolder
     record: RunRecord
@@ -182,7 +182,6 @@ def _in_window_of_steps(run: AnalyzedRun, record: RunRecord, steps: Sequence[Ste
 def _measured(
     run: AnalyzedRun, window: Window | None, steps: Sequence[Step], times: Statistics | Missing, flaw: str | None = None
 ) -> AnalyzedRun:
-    """Add statistics and the times of ``steps`` to the run; mark the run invalid if it is impossibly fast."""
     assert run.record, "it has a folder"
     plan, stats = run.record.plan, times or None
     figures = figures_of(plan, stats.mean, measured_packing(plan, steps)) if stats else {}

@@ -197,7 +197,7 @@ class Store:
         return self._select("WHERE job_id IS NULL AND state = ? ORDER BY submitted_s", SUBMITTING)
 
     def failed_with_retries(self, since_s: float) -> list[Job]:
-        """Return jobs with retries that failed after ``since_s`` for a known cause and were not resubmitted."""
+        """Return jobs that have retries, failed after ``since_s`` for a known cause, and were not resubmitted."""
         return self._select(
             "AS failed WHERE status = 'failed' AND retries > 0 AND fault IS NOT NULL AND ended_s >= ? AND NOT EXISTS"
             " (SELECT 1 FROM jobs AS next WHERE next.retry_of = failed.key AND next.state != ?) ORDER BY submitted_s",

@@ -99,7 +99,7 @@ def hand_over(store: Store, prepared: Prepared, job: Job, environ: Mapping[str, 
 def record_handle(folder: RunFolder, handle: SubmittedJob, job: Job) -> None:
     """Write ``handle``, with the handles of the run's earlier jobs, from which the history can be rebuilt.
 
-    Raise EnvironmentProblem if the file cannot be written, or as ``read_job`` does.
+    Raise EnvironmentProblem if the file cannot be written, and the errors of ``read_job``.
     """
     before = read_job(folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()

@@ -59,7 +59,7 @@ def wait_for(
     time_out_s: float | None = None,
     watch: "Watch | None" = None,
 ) -> list[Job]:
-    """Update and retry jobs until those with ``keys`` end, or for ``time_out_s``; return each, or its last retry.
+    """Update and retry jobs until the jobs with ``keys`` end, or for ``time_out_s``; return each, or its last retry.
 
     Raise InfrastructureError if a scheduler does not respond for ten minutes, EnvironmentProblem if it is missing here.
     """
@@ -88,7 +88,8 @@ def wait_for(
 
 
 def wait_for_one(install: Path, job: Job, environ: Mapping[str, str], say: Say, watch: "Watch") -> Job:
-    """Wait until ``job`` or its last retry ends, and return it; raise UserInterrupt on Ctrl-C, else as ``wait_for``."""
+    """Wait until ``job`` or its last retry ends, and return it; raise UserInterrupt on Ctrl-C, and the errors of
+    ``wait_for``."""
     with open_history(install, say) as store:
         try:
             (ended,) = wait_for(store, install, [job.key], environ, say, watch=watch)

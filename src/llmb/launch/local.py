@@ -42,7 +42,7 @@ def local_command(spec: JobSpec, folder: RunFolder, started: StartedRank | None 
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add to ``environ``, without those that the user has set there."""
+    """Return the variables to add to ``environ``, without variables that it already contains."""
     threads = max(1, cores // spec.placement.processes_per_node)
     shipped = {THREADS: str(threads), **{item.name: item.value for item in spec.variables}}
     if rank := started_rank(environ):
@@ -55,10 +55,9 @@ def run_workers(
 ) -> int:
     """Run ``command`` with its output in the run's log, calling ``on_time`` repeatedly; return its exit code.
 
-    Variables that may contain secrets are not passed on, because libraries print and record their environment.
-
-    Workers end when this process ends, even if it is killed. If workers report a stall, this function ends those that
-    do not end themselves.
+    Variables that may contain secrets are not passed on, because libraries print and record their environment. Workers
+    end when this process ends, even if it is killed. If workers report a stall, workers that do not end themselves are
+    ended.
 
     Raises Interrupted on a signal, after ending all workers; EnvironmentProblem if the log cannot be created.
     """
@@ -79,7 +78,7 @@ def run_workers(
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PS_LIMIT_S = 30
 START_FIELD = 19
-"""Index, counted after the name, of the start time in /proc/<pid>/stat, in ticks since boot."""
+"""Index of the start time, in clock ticks since boot, among the fields after the name in /proc/<pid>/stat."""
 
 
 def this_process() -> Process:
@@ -97,7 +96,7 @@ def is_alive(process: Process) -> bool:
 
 
 def started(pid: int) -> str | None:
-    """Return the start time of a process on this machine; None if it does not exist or has ended."""
+    """Return the start time of a process on this machine, as text; None if it does not exist or has ended."""
     stat = Path(f"/proc/{pid}/stat")
     if not Path("/proc/self/stat").exists():
         listing = ["ps", "-o", "lstart=", "-p", str(pid)]

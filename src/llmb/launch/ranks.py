@@ -44,7 +44,7 @@ def bind_words(arguments: tuple[str, str] | None) -> tuple[str, ...]:
 
 
 def variables(nodes: int, per_node: int, local_rank: int, store: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a rank for torch.distributed; on a single node, the default is loopback only."""
+    """Return a rank's environment for torch.distributed; on a single node, the default is the loopback interface."""
     node = int(environ["SLURM_NODEID"]) if nodes > 1 else 0
     words = {
         # By default, the compiler of each rank starts processes for all cores of the node.

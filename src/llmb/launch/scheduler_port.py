@@ -21,7 +21,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, SubmittedJob
 
 NONE = "none"
-"""The answer that sets nothing, such as no container, as opposed to no answer yet."""
+"""The answer that leaves a setting unset, such as no container, as opposed to a missing answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class JobState(Record):
 
 
 class JobHandle(Protocol):
-    """The fields that schedulers use of a job in the history."""
+    """The fields of a job in the history that schedulers use."""
 
     @property
     def key(self) -> str: ...
@@ -184,7 +184,7 @@ class JobAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Defaults from a cluster's settings for options of a job; ``gpu_type`` is that of its nodes, if known."""
+    """Defaults from a cluster's settings for options of a job; ``gpu_type`` is the type of its nodes, if known."""
 
     gpu_type: str | None = None
     gpus_per_node: int | None = None
@@ -344,7 +344,8 @@ class Cluster:
         return Defaults(gpu_type=gpu_type or site.config.gpu_type)
 
     def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
-        """Return overriding settings: the shell's, ``partition`` and the partition's; raise UsageError if invalid."""
+        """Return the settings that override the cluster's: from the shell, ``partition`` and the partition's own
+        section. Raises UsageError if one is invalid."""
         return ()
 
     def offer(self) -> Offer:
@@ -390,7 +391,7 @@ class Wording:
 
 
 class InstallerPart:
-    """The scheduler's part of an installation; the arguments ``answers`` contain all answers so far."""
+    """The scheduler's part of an installation; its methods' ``answers`` contain all answers so far."""
 
     answers: type[Record] = Record
     """Declares, as options, the answers that only this scheduler needs."""

@@ -53,7 +53,8 @@ def started_rank(environ: Mapping[str, str]) -> StartedRank | None:
 
 
 def rank_variables(rank: StartedRank, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a rank lacks: a prefix for torch's store and, for a local master, loopback."""
+    """Return the variables that a rank lacks: an id for torch's store and, if the master is local, the loopback
+    interface."""
     words = {STORE_ID: f"llmb-{environ.get(RUN_ID, '')}-{environ.get(RESTART, '')}"}
     if rank.master.startswith("127.") or rank.master in ("localhost", "::1"):
         loopback = "lo0" if sys.platform == "darwin" else "lo"

@@ -78,7 +78,6 @@ def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
 
 
 def _notes(rows: Sequence[Measurement]) -> str | None:
-    """Return notes that explain the values, unknown peaks, and a busy machine; None if there are none."""
     notes = list(dict.fromkeys(NOTES[row.benchmark] for row in rows if row.benchmark in NOTES))
     notes += dict.fromkeys(f"No share of the peak: {row.peak_reason}." for row in rows if row.peak_reason)
     scatter = max((row.time_s / row.fastest_s for row in rows if row.fastest_s), default=1.0)
@@ -229,7 +228,6 @@ def pairs_tables(result: PairwiseResult, host_list: HostList) -> Iterator[Table]
 
 
 def _own(result: PairwiseResult, verdict: NodeVerdict) -> str:
-    """Format the measurements of a node: alone, and in the fastest of its pairs that have no problem."""
     place = result.nodes.index(verdict)
     alone = next((one.figures for one in result.alone if one.node == place), PairFigures())
     pairs = (pair.figures for pair in result.pairs if pair.has((place,)) and not pair.problem)

@@ -17,7 +17,7 @@ from llmb.runs.conditions import rule_of as condition_rule
 LONGEST_TITLE = 26
 """The maximum width of a check's title, which leaves space for the advice."""
 MOST_NAMES = 5
-"""More skipped checks of an area than this are called ``all`` or ``all others``, unless their reasons differ."""
+"""More skipped checks of an area than this are listed as ``all`` or ``all others`` if they have the same reason."""
 HostList = Callable[[Sequence[str]], str]
 """Formats names of nodes as a list in the scheduler's syntax."""
 EVERYWHERE = "(all)"

@@ -135,7 +135,6 @@ def _log_to_wandb(run: ExportedRun, place: Path) -> Path:
 
 
 def _settings(run: ExportedRun) -> dict[str, Scalar]:
-    """Return the settings that a run shares with its repeats, by name."""
     configuration = identity_of(run.run.record).configuration
     return {name: value for name, value in configuration.items() if value is not None}
 

@@ -89,7 +89,7 @@ CHART_CELLS, CHART_ROWS = 64, 8
 LEAST_SPAN = 0.1
 """The minimum range of the vertical axis, as a fraction of its lower end, so that ordinary noise looks small."""
 LEAST = 3
-"""The minimum number of values to draw without a given scale."""
+"""The minimum number of values to draw unless a scale is passed."""
 NOT_FINITE = "?"
 
 

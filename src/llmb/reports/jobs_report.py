@@ -40,7 +40,7 @@ _IMPLIED = {
 
 
 def jobs_document(jobs: Sequence[Job], total: int, key: str = "jobs") -> dict[str, Any]:
-    """Return the JSON of a list of jobs or runs; its keys are a contract. ``total`` also counts those not listed."""
+    """Return the JSON of a list of jobs or runs; its keys are a contract. ``total`` also counts unlisted jobs."""
     return {key: [job.document() for job in jobs], "total": total}
 
 
@@ -94,7 +94,8 @@ def runs_table(runs: Sequence[Job], total: int, step_times: Callable[[Job], Sequ
 def job_document(
     job: Job, record: RunRecord | None, last_lines: Sequence[str] = (), imported: ImportOrigin | None = None
 ) -> dict[str, Any]:
-    """Return the JSON of ``llmb jobs show``; its keys are a contract. ``record`` is None without a readable one."""
+    """Return the JSON of ``llmb jobs show``; its keys are a contract. ``record`` is None if the job has no readable
+    record."""
     return {
         **job.document(),
         "files": _files(job),

@@ -28,7 +28,7 @@ CONVENTIONS = ("published", "full", "logged", "causal")
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 _OF_SINGLE_STEPS = ("median", "min", "max")
 MOST_NOTES = 8
-"""The maximum number of notes on runs below the table; the wide table has a column of them instead."""
+"""The maximum number of notes on runs below the table; the wide table has a column of notes instead."""
 STEP_CELLS = 12
 """Width of a row's sparkline of step times in characters."""
 _REASON_WIDTH = 44

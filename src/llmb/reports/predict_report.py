@@ -486,7 +486,6 @@ def _tokens_per_gpu(one: Candidate) -> float:
 
 
 def _own_name(recipe: Recipe) -> str:
-    """Return the name of the recipe's row: ``adapted`` if options changed its work, else ``recipe``."""
     return "adapted" if recipe.overridden or any(note.startswith(CUSTOM) for note in recipe.decisions) else "recipe"
 
 

@@ -71,7 +71,7 @@ DETAILS = re.compile(
     "(weights|data|dataset|sequences|parameters|.* s, (median|std)|TFLOPS .*|days .*|GPU power W|host CPU %|energy .*|"
     "nodes meanwhile|attention backend|busiest .*|experts .*|dropped .*|FP8 .*): |(non-finite|skipped) steps: 0$"
 )
-"""Metrics that only some readers need, and counters that are 0."""
+"""Matches rows that only some readers need, and counters that are 0."""
 ORIGIN = ("weights", "data", "dataset", "sequences")
 """Rows about the weights and data of fine-tuning."""
 
@@ -183,7 +183,6 @@ def _spread_rows(name: str, times: Statistics) -> Iterator[Row]:
 
 
 def _compute_time_rows(rank: PretendedRank) -> Iterator[Row]:
-    """Yield the rows that replace the step time for a rank that ran alone."""
     yield "PRETEND", "", "", "the other ranks did nothing: no step time, throughput or loss"
     times, name = rank.compute_time_s, "compute time s"
     if isinstance(times, Missing):
@@ -237,7 +236,6 @@ def _use_rows(plan: Plan, result: Result) -> Iterator[Row]:
 
 
 def _machine_note(machine: MachineReport | Missing) -> str:
-    """Return the note on the nodes: that no error counter rose, if so, and the sources that could not be read."""
     if isinstance(machine, Missing):
         return machine.reason
     where = (f" of {listed(one.nodes)}" if len(one.nodes) > 1 else "" for one in machine.unread)

@@ -48,7 +48,7 @@ def judge_document(
 ) -> dict[str, Any]:
     """Return the JSON of ``llmb judge``: the worst verdict's keys, and a list of all verdicts; its keys are a contract.
 
-    ``explanations`` has one for each verdict, or is empty.
+    ``explanations`` contains an explanation or None for each verdict, or is empty.
     """
     first = min((one.verdict for one in judged), key=lambda verdict: WORST.index(verdict.verdict))
     return {
@@ -292,7 +292,6 @@ def _unmatched_text(one: Unmatched) -> str:
 
 
 def _answer(comparison: Comparison) -> str:
-    """Return a title: the verdict, and the only recipe's change or the number of recipes that have this verdict."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     varied = f"{before}, varying {', '.join(comparison.vary)}"
     if len(rows) != 1 or rows[0].delta_pct is None:

@@ -78,7 +78,7 @@ class Campaign(Record):
 
 
 def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> Campaign:
-    """Create a campaign whose name sorts by time, and replace the keys of its jobs with unique ones."""
+    """Create a campaign whose name sorts by time, and give its jobs unique keys."""
     now = datetime.now(UTC)  # to the microsecond: a script may order several campaigns in a second
     name = f"{now:%Y%m%d-%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)[0]}"
     listed = tuple(jobs)
@@ -105,12 +105,13 @@ def write_campaign(install: Path, campaign: Campaign) -> None:
 
 
 def read_campaigns(install: Path) -> list[Campaign]:
-    """Read campaigns, oldest first; raise EnvironmentProblem if one is unreadable, UsageError for a foreign link."""
+    """Read campaigns, oldest first; raise EnvironmentProblem if one is unreadable, UsageError if another user's link is
+    in its path."""
     return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
 
 
 def read_campaign(install: Path, name: str) -> Campaign:
-    """Read a campaign; raise UsageError if it does not exist, or else as ``read_campaigns`` does."""
+    """Read a campaign; raise UsageError if it does not exist, and the errors of ``read_campaigns``."""
     path = campaigns_folder(install) / f"{name}.json"
     if not path.is_file():
         raise unknown("campaign", name, (file.stem for file in campaigns_folder(install).glob("*.json")))
@@ -120,7 +121,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 def find_campaign(install: Path, campaign: Campaign, *, resume: bool) -> Campaign | None:
     """Return the newest unfinished campaign with the same jobs as ``campaign`` or, if ``resume``, from the same source.
 
-    If there is none, return None or, with ``resume``, raise UsageError; also raise as ``read_campaigns`` does.
+    If there is none, return None or, with ``resume``, raise UsageError; also raise the errors of ``read_campaigns``.
     """
     campaigns = [
         item

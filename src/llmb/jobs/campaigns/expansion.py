@@ -213,7 +213,8 @@ class Draft:
             self.fields[declared.field] = convert(declared, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """Set a key from text, split at commas if listed; raise UsageError if no value is left, or as ``set`` does."""
+        """Set a key from text, split at commas if the option may have several values; raise UsageError if no value is
+        left, and the errors of ``set``."""
         option = None if key.startswith(ENVIRONMENT) else self._option(key)
         listed = option is not None and (option.listed or option.swept)
         values = tuple(part for part in text.split(",") if part) if listed else (text,)
@@ -367,7 +368,6 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
 
 
 def _default_dtypes(catalogue: Catalogue, selection: Selection, request: Request, *, alone: bool) -> Sequence[str]:
-    """Return the dtype of a single job if the selection names one recipe, fp32 on a CPU, or else all dtypes."""
     listed = listed_scales(catalogue, request)
     if alone and selection.names_one:
         return [resolve(catalogue, replace(request, scale=next(iter(selection.scales), None))).dtype]

@@ -144,7 +144,7 @@ def from_command_line(
 
 
 def propose(context: CampaignContext, requested: RequestedJobs, *, resume: bool, start_new: bool) -> Proposal:
-    """Plan a campaign, or continue the result of ``find_campaign``; raise as that and ``check_jobs`` do."""
+    """Plan a campaign, or continue an unfinished one; raise the errors of ``find_campaign`` and ``check_jobs``."""
     checked, left_out = check_jobs(context, requested, context.gpu_type(requested.values), context.order_of)
     campaign = new_campaign(requested.source, checked, now())
     unfinished = None if start_new else find_campaign(context.install, campaign, resume=resume)
@@ -236,7 +236,7 @@ def _known(name: str) -> Option:
 
 
 def selection_of(values: Mapping[str, Any]) -> Selection:
-    """Build the selection from option values (lists have commas); raise UsageError if any are invalid or conflict."""
+    """Build the selection from option values, lists as text with commas; raise UsageError if they are invalid."""
     fields: dict[str, Any] = {}
     for name, option in options_of(Selection).items():
         value = values.get(name)

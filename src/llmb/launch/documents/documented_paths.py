@@ -110,7 +110,7 @@ class NemoItem:
 
 
 def nemo_items(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> tuple[NemoItem, ...]:
-    """Return the states of checkpoint ``model`` and ``dataset``, packed to ``seq_len`` with the model's tokenizer."""
+    """Return the states of checkpoint ``model`` and of ``dataset``, packed to ``seq_len`` tokens for the model."""
     return _checkpoint(folders, model), _dataset(folders, model, dataset, seq_len)
 
 
@@ -135,7 +135,7 @@ def _lacking(path: Path) -> Iterator[str]:
 
 
 def _dataset(folders: PreparedFolders, model: str, dataset: str, seq_len: int) -> NemoItem:
-    """Check a dataset; without packed files it is incomplete, not missing, because NeMo can pack the samples."""
+    """A dataset with any file of samples is incomplete, not missing, because NeMo can pack the samples."""
     path, packed = folders.dataset(dataset), f"packed/{model.replace('/', '--')}"
     name = f"datasets/{dataset}"
     files = (*SAMPLES, f"{packed}/training_{seq_len}.npy", f"{packed}/{seq_len}_metadata.jsonl")

@@ -44,21 +44,21 @@ class Need(Record):
     path: str
     by: str
     same_as: str | None = None
-    """The file in the checkout of which the needed file is a copy."""
+    """The file in the checkout with which the needed file must be identical."""
     commit_of: str | None = None
-    """The repository in the script's ``commits`` of which the needed folder is a clone."""
+    """The name, in the script's ``commits``, of the repository that is cloned into the needed folder."""
     repository: str | None = None
-    """The address of the repository ``commit_of``."""
+    """URL of the repository ``commit_of``."""
     patch: str | None = None
     """The patch in the checkout that is applied to the clone."""
     hub: str | None = None
     """The repository on the Hugging Face hub that contains the needed file under the same name."""
     sha256: str | None = None
-    """Checksum of the file on the hub."""
+    """SHA-256 of the file on the hub."""
 
 
 class Fixed(Record):
-    """Additional variables that llmb sets if a certain option is used."""
+    """Variables that llmb sets in addition if ``option`` is used."""
 
     option: str
     variables: dict[str, str]
@@ -95,7 +95,7 @@ class LaunchScript(Record):
     """Options that the script passes to the training program, with their line numbers in ``options_file``."""
     options_file: str
     fixes_steps: bool = True
-    """True if a profiled, traced or resumed run ignores MAX_STEPS and has its own number of steps."""
+    """True if a profiled, traced or resumed run ignores MAX_STEPS and trains a fixed number of steps."""
     root: Literal["STAGE_PATH", "LLMB_INSTALL"]
     removed: tuple[str, ...] = ()
     """Variables that llmb removes from the script's environment."""
@@ -105,7 +105,7 @@ class LaunchScript(Record):
     gpus_per_node: int | None = None
     """The number of GPUs per node if the script hard-codes it; None if a variable sets it."""
     variables: dict[str, dict[str, int]]
-    """Variables that the script reads, each with the number of the first line that reads it, by file."""
+    """The variables that the script reads, with the first line that reads each, by file."""
     unread: tuple[str, ...] = ()
     """Variables of ``always`` in the document's launch line that the script does not read."""
     unused: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class CheckedFile:
 
 
 def check_checkout(checkout: Path, scripts: Iterable[LaunchScript] | None = None) -> list[CheckedFile]:
-    """Compare a checkout's files with those of ``scripts``, by default of the scripts of the most similar release.
+    """Compare a checkout's files with the files of ``scripts``, by default of the release that it resembles most.
 
     Without ``scripts``, raise UsageError if the folder contains no file of any release.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reproduces the output of the reference suite's ``parse_train_timing.sh`` and ``parse_train_timing_mbridge.sh``.
 
-A run may succeed without steps after the window. The divisor in variances is n, or n - 1 as in the script for
-Megatron-Bridge.
+A run without steps after the window may still be successful. Variances are divided by n or, as in the script for
+Megatron-Bridge, by n - 1.
 """
 
 import csv
@@ -25,7 +25,8 @@ from llmb.readers.logs.reader import RunLog, read_log
 
 @dataclass(frozen=True, slots=True)
 class WindowSamples:
-    """A log's statistics in the window; None if unknown. ``left out``: it has no run, or recording slowed the run."""
+    """Statistics of a log's steps in the window; None if unknown. ``left out`` means that the log contains no run, or
+    that recording slowed the run."""
 
     path: Path
     kind: Literal["success", "failed", "left out"]
@@ -81,7 +82,7 @@ def _sum(values: Iterable[float]) -> float:
 
 _TASK = r"(?:pretrain|finetune|sft|lora)_"
 _BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?!out$))?")
-"""Matches ``log-`` and any account. Accounts and models may contain dots, so the task marks the experiment's start."""
+"""Matches ``log-`` and the account, if any. Accounts may contain dots, so the task marks the experiment's start."""
 _RULE = "=" * 80
 _ROW = "{:<90} {:>8} {:>13} {:>12} {:>19} {:>18}"
 _LINES = tuple("-" * width for width in (90, 8, 13, 12, 19, 18))
@@ -157,7 +158,7 @@ class CompatReport:
 def compat_report(
     directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: CompatForm = NEMO
 ) -> CompatReport:
-    """Make a report of ``samples``, except the kind ``left out``; ``window`` has the form ``A-B``."""
+    """Return a report on ``samples`` except the kind ``left out``; ``window`` has the form ``A-B``."""
     first, _, last = window.partition("-")
     runs = sorted((run for run in samples if run.kind != "left out"), key=lambda run: run.path)
     return CompatReport(directory, int(first), int(last), full_names, form, tuple(runs))
@@ -189,7 +190,7 @@ def _table_row(run: WindowSamples, report: CompatReport) -> str:
 
 
 def short_name(file_name: str) -> str:
-    """Remove the text before the experiment, and the suffix ``_0.out``, but not that of a retry."""
+    """Remove the text before the experiment, and the suffix ``_0.out``, but not the suffix of a retry."""
     return re.sub(r"_0\.out$", "", _BEFORE_EXPERIMENT.sub("", file_name))
 
 

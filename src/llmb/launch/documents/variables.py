@@ -47,7 +47,7 @@ class VariableUse(Record):
     values: dict[str, str] = Field(default_factory=dict)
     """The option's value for each valid value of the variable; empty if the two are always equal."""
     adds: dict[str, str] = Field(default_factory=dict)
-    """Values of other options that are also set, unless the variable is false."""
+    """Values of other options that are also set, by option, unless the variable is false."""
     install: bool = False
     """True if the value is the install root, which every command reads."""
     read_for: str | None = None
@@ -55,7 +55,7 @@ class VariableUse(Record):
     passed: bool = False
     """True if the variable is passed to the job in its environment."""
     accepts: tuple[str, ...] = ()
-    """The only supported values, if nothing else is done with the variable."""
+    """The only supported values of a variable that has no other use."""
     because: str | None = None
     ignored: str | None = None
     refused: str | None = None
@@ -163,8 +163,9 @@ def read_variables(
 ) -> Reading:
     """Return the options that ``environ`` sets for a launch of ``workload``. Empty variables count as unset.
 
-    ``options`` are all options that variables may set. Variables that set options in ``explicit``, those on the command
-    line, are ignored. Raises UsageError with all that do not apply, are unsupported or invalid, or contradict another.
+    ``options`` are all options that variables may set. Variables that set an option in ``explicit``, the options
+    on the command line, are ignored. Raises UsageError that lists all variables that do not apply, are unsupported or
+    invalid, or contradict another variable.
     """
     reading, problems = _Readings(options), list[str]()
     for variable in variables:
@@ -349,7 +350,8 @@ def _newest(catalogue: Catalogue, options: Mapping[str, Any]) -> str | None:
 
 
 def _other_release(catalogue: Catalogue, options: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
-    """Return the newest release with a variable for the nodes or GPUs; None if none has one, or no change is needed."""
+    """Return the newest release whose document has a variable for the number of nodes or GPUs. None if no release has
+    one, if the newest of all has one, or if the user chose a release."""
     option = "nodes" if options.get("nodes") is not None else "scale"
     counted = [
         item for item in documented_variables() if item.option == option and item.name == origins.get(option, item.name)

@@ -71,8 +71,9 @@ class Binding(Record):
     cpu: CpuBinding = "none"
     """Cores of each worker: ``cores`` for an equal part of the available cores, or a number of cores."""
     numa: NumaBinding = "auto"
-    """``local`` restricts each worker to the cores and memory of one NUMA node, its GPU's if known. ``auto`` does so if
-    ``cpu`` is ``none``, for several GPUs with NUMA nodes that the system reports; other memory remains usable."""
+    """``local`` restricts each worker to the cores and memory of one NUMA node: its GPU's, if known. ``auto`` does the
+    same, but leaves other memory usable, if ``cpu`` is ``none`` and there are several GPUs with NUMA nodes that the
+    system reports."""
 
     def arguments(self, *, gpus: bool, workers: int) -> tuple[str, str] | None:
         """Return the arguments of ``llmb.launch.bind`` on a node with this number of workers; None for no binding."""
@@ -86,12 +87,12 @@ UNBOUND = Binding(numa="none")
 
 
 Flags = Mapping[str, str | None]
-"""A scheduler's own flags by long name. None is a flag without a value; an empty value removes an inherited flag."""
+"""A scheduler's own flags by long name. None means a flag without a value; an empty value removes an inherited flag."""
 
 StartMode = Literal["torchrun", "task-per-gpu"]
 FrameworkName = Literal["megatron_bridge", "reference_suite", "torchtitan"]
 NAMES = (r"[a-z][a-z0-9_]*", r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
-"""Patterns of argument names of frameworks: without a section, and with a section."""
+"""Patterns of the names of frameworks' arguments, without and with a section."""
 _option = partial(Option, panel="Container and framework")
 
 
@@ -202,6 +203,6 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
 
 
 def framework_arguments(options: FrameworkOptions) -> list[str]:
-    """Return the arguments of ``llmb run`` that select the program and set its arguments."""
+    """Return the arguments of ``llmb run`` that select the framework and set its arguments."""
     chosen = ["--framework", options.framework] if options.framework else []
     return [*chosen, *(word for pair in options.arguments.items() for word in ("--framework-arg", "=".join(pair)))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of a job, which is saved in the run folder, and from which a scheduler runs the job."""
+"""The specification of a job, which is saved in the run folder and from which a scheduler runs the job."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -183,7 +183,7 @@ class JobSpec(Record):
     title: str
     """The title in the first lines of the batch script."""
     name: str
-    """The job's name, which is equal for repeats of a run."""
+    """The job's name, which repeats of a run share."""
     placement: Placement
     gpus: bool
     """True if each process uses a GPU, False if it computes on a CPU."""
@@ -195,8 +195,8 @@ class JobSpec(Record):
     retries: int = 0
     start: StartMode | Literal["once", "rounds"]
     """How the scheduler starts processes: ``torchrun`` with one task per node, ``task-per-gpu`` with one task per
-    process, ``once`` as one process for the job. ``rounds`` runs the steps in ``rounds.txt``, each of which may fail;
-    if the file lists no nodes for a step, ``work`` prints them."""
+    process, ``once`` as one process for the job. ``rounds`` runs the steps in ``rounds.txt`` and continues if one
+    fails; if the file lists no nodes for a step, ``work`` prints them."""
     cpus: int | None = None
     """CPU cores per task; None for the scheduler's default on GPUs, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)

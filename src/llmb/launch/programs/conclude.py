@@ -25,14 +25,14 @@ from llmb.runs.trace_reports import report_network, write_breakdown
 from llmb.verdict.published_verdict import with_verdict
 
 NEVER_READABLE = (errno.EINVAL, errno.EFBIG)
-"""Error codes for files that are not regular or too large."""
+"""Values of errno for files that are not regular or too large."""
 
 
 def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | None = None) -> Result:
     """Conclude a run, complete its record with network and verdict, and remove the files that the record replaces.
 
-    The result is written before it is judged. With ``spec``, files are also linked, and NCCL's logs added, as
-    the recipe's document says. Raise OSError if the steps cannot be read for now, or the record cannot be written.
+    The result is written before it is judged. With ``spec``, files are also linked, and NCCL's logs added, as the
+    recipe's document says. Raises OSError if the steps cannot be read for now, or the record cannot be written.
     """
     concluded = conclude_run(folder, record, end)
     write_record(folder, concluded)
@@ -49,7 +49,7 @@ def finish_run(folder: RunFolder, record: RunRecord, end: End, spec: JobSpec | N
 def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> RunRecord:
     """Return the record of an ended run with its result, without a verdict. It is not written.
 
-    An exit code or a signal after completion does not make a run fail; a success has a note on that. Values from
+    A nonzero exit code or a signal after completion does not make a run fail, but is noted in its result. Values from
     unreadable files are missing with a reason. Raises OSError if the steps cannot be read now but may be later.
     """
     base = record.model_copy(update=_left_beside(folder))
@@ -74,7 +74,7 @@ def add_network(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def judge_run(record: RunRecord) -> RunRecord:
-    """Judge the run by the published figure, and return the record with the verdict or the reason for none."""
+    """Compare the run with the published figure, and return the record with the verdict or the reason for none."""
     assert record.result, "it was concluded"
     return record.model_copy(update={"result": with_verdict(record.result, record)})
 
@@ -102,7 +102,7 @@ def _left_beside(folder: RunFolder) -> dict[str, Any]:
 
 
 def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | None) -> tuple[Result, bool]:
-    """Return the result from the program's files, and whether all was done before ``after``, a failure at the end."""
+    """Return the result, and whether the run was complete before ``after``, which describes a failure at its end."""
     program = find_program(record.program)
     try:
         is_done = after is not None and program.progress(folder, record.plan).complete
@@ -115,7 +115,7 @@ def _read_result(folder: RunFolder, record: RunRecord, end: End, after: str | No
 
 
 def _settings(folder: RunFolder, record: RunRecord, result: Result) -> NodesSettings | Missing:
-    """Return the settings of the nodes; without a sampler, they are missing for the same reason as the samples."""
+    """Without a sampler, the settings of the nodes are missing for the same reason as the samples."""
     nodes = record.environment.nodes if record.environment else ()
     read = read_or_missing("the settings of the nodes", lambda: settings_of_nodes(folder.resources, nodes))
     settings = record.settings if read is None else read

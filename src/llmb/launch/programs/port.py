@@ -92,7 +92,7 @@ class Program(Protocol):
     """True if ``llmb run`` can start it without a scheduler; its plan is then an ``EnginePlan``."""
 
     def check_here(self) -> None:
-        """Raise EnvironmentProblem if the program needs more than torch, and this Python cannot start it."""
+        """Raise EnvironmentProblem if this Python lacks what the program needs in addition to torch."""
 
     def plan(
         self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, site: Site

@@ -407,7 +407,7 @@ def _documented(script: LaunchScript, recipe: Recipe, options: FrameworkOptions,
 
 
 def other_batch(folder: RunFolder, plan: Plan) -> str | None:
-    """Return how the log contradicts the plan: it ends too early, or the number of samples differs; else None."""
+    """Describe how the log contradicts the plan's steps or samples; None if it does not, or if the run was resumed."""
     counters = CONSUMED.findall(tail(folder.log))
     if not counters or plan.start or plan.first_step:
         return None

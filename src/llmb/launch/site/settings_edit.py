@@ -32,8 +32,8 @@ NEW_FILE = "# For effective settings see 'llmb config show', for all keys 'llmb 
 
 
 def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
-    """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text. Raise
-    UsageError for an unknown key, a secret, an invalid value or file, EnvironmentProblem if writing fails."""
+    """Set a key to ``text``, parsed as YAML or, if that is invalid, as a string; return the value as text. Raises
+    UsageError for an unknown key, a secret, or an invalid value or file, EnvironmentProblem if writing fails."""
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
         raise UsageError(f"{key} looks like a secret", do="omit it: settings must have no secrets, and jobs need none")
@@ -83,7 +83,7 @@ def migrate(file: SettingsFile) -> Path:
 
 
 def migrated_text(file: SettingsFile) -> str:
-    """Return the text of the file in llmb's format, with notes on dropped and changed settings as comments."""
+    """Return the file's content in llmb's format, with notes on dropped and changed settings as comments."""
     form = file.form.title if file.form else ""
     head = [f"# Made by 'llmb config migrate' from the reference suite's cluster_config.yaml ({form})."]
     head += [f"# {note}" for note in (*file.notes[1:], *file.left_out)]

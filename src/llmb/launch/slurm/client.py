@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls Slurm's own commands. A query or cancellation is for many jobs, to keep the load on the controller low."""
+"""Calls Slurm's own commands. One query or cancellation covers many jobs, to keep the load on the controller low."""
 
 import os
 import re
@@ -158,7 +158,8 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
 
 
 def user_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """Return this user's accounted jobs since a minute before ``since_s``; [] if sacct fails. Raise as ``call``."""
+    """Return this user's jobs that accounting lists from a minute before ``since_s`` (seconds since 1970) on; an empty
+    list if sacct fails. Raises the errors of ``call``."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # Slurm expects local time
     output, accounts = _accounts(["-S", since], time_out_s)
     return list(accounts.values()) if output.code == 0 else []

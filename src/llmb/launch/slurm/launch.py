@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of a program's own script, which queues them in Slurm or is queued: its variables, the call, the job's id."""
+"""Submits jobs with a program's own script, which queues them in Slurm or is itself queued; finds their ids."""
 
 import re
 import shlex
@@ -95,7 +95,7 @@ def _handed(launch: Launch, flags: Mapping[str, str | None]) -> Iterator[tuple[s
 
 
 def launch_text(spec: JobSpec, launch: Launch, folder: RunFolder) -> str:
-    """Return the batch script that calls the program's script and writes its output to the run folder."""
+    """Return the shell script that calls the program's script and writes its output to the run folder."""
     return "\n".join(_lines(spec, launch, folder)) + "\n"
 
 
@@ -127,8 +127,9 @@ def _call(spec: JobSpec, launch: Launch) -> str:
 
 
 def call_launch(job: Submission) -> str:
-    """Run the script, and return the id of the job that it queued. Raise UsageError, with sbatch's error or else the
-    script's last lines, if it queued none, InfrastructureError if that is unknown, NotWritable if writing fails."""
+    """Run the script, and return the id of the job that it queued. Raises UsageError, with sbatch's error or else the
+    script's last lines, if it queued none, InfrastructureError if that is unknown, NotWritable if its output cannot be
+    written."""
     launch, output = job.spec.launch, job.folder.launch_output
     assert launch is not None
     secrets = {name: job.environ[name] for name in job.spec.secrets if name in job.environ}

@@ -84,8 +84,9 @@ def _names(part: str) -> Iterator[str]:
 
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-    """Read the listed nodes in order, or the partitions' nodes, or all. Raises UsageError if the list is malformed, or
-    a node or a partition does not exist; InfrastructureError if Slurm does not answer; and the errors of ``call``."""
+    """Read the nodes in ``listed``, in order, or else the partitions' nodes, or all nodes. Raises UsageError if the
+    list is malformed, or a node or a partition does not exist; InfrastructureError if Slurm does not answer; and the
+    errors of ``call``."""
     queried = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(queried))
     output = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)

@@ -39,9 +39,9 @@ _option = partial(Option, panel="Slurm")
 
 
 class SlurmChoices(Record):
-    """The Slurm options of commands that queue jobs; if None, variables of the shell apply, then settings.
-    Some of these variables would override the batch script, because sbatch reads them. Their values are therefore
-    written into the script, and the variables are hidden from sbatch."""
+    """The Slurm options of commands that queue jobs. For an option that is None, variables of the shell apply, then
+    settings. Some of these variables would override the batch script, because sbatch reads them. Their values are
+    therefore written into the script, and the variables are hidden from sbatch."""
 
     account: Annotated[
         str | None,

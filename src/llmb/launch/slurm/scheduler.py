@@ -214,7 +214,7 @@ class SlurmInstaller(InstallerPart):
 SETTING_FLAGS = ("account", "partition")
 """Flags with settings of their own in the section ``slurm``."""
 OF_SRUN = ("SRUN_", "SLURM_EXPORT_ENV")
-"""The prefixes of variables that change srun's options, such as the environment of a step."""
+"""Prefixes of variables that change srun's options; SLURM_EXPORT_ENV, for one, selects the variables of a step."""
 
 
 def _of_shell(environ: Mapping[str, str]) -> Iterator[Overlay]:
@@ -366,7 +366,8 @@ class SlurmScheduler(SlurmInstaller, Scheduler):
         )
 
     def variables_here(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables, by default with the first node's name and cores: ``salloc`` may run elsewhere."""
+        """Return the current job's environment. Unless they are set, node name and number of cores are the first
+        node's, because ``salloc`` may run elsewhere."""
         node = {"SLURMD_NODENAME": expand(environ["SLURM_JOB_NODELIST"])[0]}
         if cores := environ.get("SLURM_JOB_CPUS_PER_NODE"):
             node["SLURM_CPUS_ON_NODE"] = re.split(r"\D", cores)[0]  # such as 64(x2),32

@@ -38,7 +38,7 @@ PAGE, ARCHIVE = "acceptance.html", "runs.tar.gz"
 COVERAGE = "coverage"
 COMPARED = ("pass", "improved")
 SLOW = ("regressed", "fail", "invalid")
-"""An acceptance with a training of one of these statuses is not a reference for later acceptances."""
+"""An acceptance in which a training has one of these statuses is not a reference for later acceptances."""
 Shape = TypeVar("Shape", bound=Record)
 LEAST_REPEATS = 3
 """The minimum number of runs of a recipe, if time permits, so that later acceptances have a reference."""
@@ -87,7 +87,7 @@ class Terms:
 
 
 class AcceptanceRequest(Record):
-    """The content of ``request.json``; ``before``: the folder name of an earlier acceptance to compare with, if any."""
+    """The content of ``request.json``; ``before`` is the folder name of the acceptance to compare with, if any."""
 
     schema_version: Literal[1] = 1
     started_at: str
@@ -109,7 +109,7 @@ class Findings:
 
 
 def acceptance_key(place: AcceptedNodes, recipes: Sequence[ChosenRecipe], terms: Terms) -> str:
-    """Return a key of nodes, recipes, checks and acceptance set; acceptances are resumed or compared if it is equal."""
+    """Return the key that acceptances share if nodes, recipes, checks and acceptance set are equal."""
     own = [place.host, place.gpu_type, place.per_node, place.nodes, place.visible, place.scheduler_words]
     own += [terms.set_name, terms.checks]
     return json.dumps([*own, [recipe.arguments() for recipe in recipes]])
@@ -272,7 +272,6 @@ def _check_nodes(parts: PartsFolder, place: AcceptedNodes, terms: Terms, finding
 def _measure_in_job(
     parts: PartsFolder, place: AcceptedNodes, name: str, command: Sequence[str], nodes: Sequence[str]
 ) -> tuple[PartResult, dict[str, Any] | None]:
-    """Measure ``nodes`` in a job; return the result of waiting for it, and the document of its result, if any."""
     chosen = ["--nodes", str(len(nodes)), "--nodelist", ",".join(nodes), *place.scheduler_words]
     queued = parts.do(f"{name}-job", *command, *chosen, seconds=READ_S).document
     if queued is None:
@@ -309,7 +308,8 @@ class RecipeRuns:
     variables: Mapping[str, str]
 
     def train(self, parts: PartsFolder, findings: Findings, terms: Terms) -> None:
-        """Train in rounds until no more runs are needed or would help, time is up or one fails; in jobs, one round."""
+        """Train in rounds until more runs are not needed or would not help, time is up, or a run fails; in jobs, train
+        only one round."""
         repeats, limit_s = self._first_repeats(), terms.minutes * 60
         done, spent_s = 0, 0.0
         while True:

@@ -114,7 +114,8 @@ def runs_row(name: str, result: PartResult, repeats: int) -> AcceptancePart:
 
 
 def verdict_rows(name: str, result: PartResult, against: str | None = None) -> list[AcceptancePart]:
-    """Return a row per recipe with its worst verdict, or one row if none; doubtful regressions become inconclusive."""
+    """Return a row per recipe with its worst verdict, or a single row if there is no verdict. Regressions against
+    predictions that no measured step confirms become inconclusive."""
     by_recipe: dict[str, list[Document]] = {}
     for one in (result.document or {}).get("judged", []):
         by_recipe.setdefault(one["recipe"], []).append(one)

@@ -65,7 +65,7 @@ class AcceptanceResult(Record):
     started_at: str
     seconds: float
     label: str
-    """The label of the runs, or the beginning that their labels have in common."""
+    """The label of the runs, or the common prefix of their labels."""
     parts: tuple[AcceptancePart, ...]
     unfit: tuple[str, ...]
     """The unfit nodes."""
@@ -96,7 +96,7 @@ class PartsFolder:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that all parts took so far, including those with saved results."""
+        """Return the seconds that all parts took so far, including parts with saved results."""
         return sum(part.seconds for part in self.done)
 
     def do(self, name: str, *command: str, seconds: float, variables: Mapping[str, str] | None = None) -> PartResult:

@@ -68,7 +68,6 @@ def choose_recipes(
 
 
 def _whole_models(catalogue: Catalogue, gpu_type: str, gpus: int) -> Iterator[Request]:
-    """Yield the documented pretraining recipes of whole models, each at the largest published scale up to ``gpus``."""
     for name, workload in catalogue.workloads.items():
         for size in sizes_of(workload) if name.startswith(PRETRAINING) else ():
             request = Request(workload=name, size=size, gpu_type=gpu_type)
@@ -95,7 +94,6 @@ def _of_set(catalogue: Catalogue, accepted: AcceptanceSet, gpu_type: str | None,
 
 
 def _chosen(catalogue: Catalogue, request: Request, dtypes: Sequence[str]) -> ChosenRecipe:
-    """Return the recipe in the available ``dtypes``, or else in its default dtype; raise UsageError if none exists."""
     recipes = list(_resolved(catalogue, request, dtypes)) or [resolve(catalogue, request)]
     return ChosenRecipe(
         request.workload,

@@ -19,7 +19,7 @@ USED = ("gemm", "attention", "memory", "collectives")
 LEAST_COPY, LEAST_MESSAGE = 512 * MIB, 64 * MIB
 """Minimum sizes in bytes: smaller copies stay in a cache, and smaller messages are limited by latency."""
 KINDS = {"alltoall": "all_to_all", "sendrecv": "send"}
-"""Names of messages in predictions, by their names in nccl-tests, where they differ."""
+"""Names of collectives in predictions, by their names in nccl-tests, where they differ."""
 OUT_OF_PLACE = re.compile(r"out of place(?:, (\d+) nodes)?")
 _PASSES = {word: name for name, word in PASS_WORDS.items()}
 
@@ -67,7 +67,8 @@ class _Rates:
         self._add_exchanges(plan)
 
     def _of(self, benchmark: str, dtype: str | None = None) -> tuple[list[Measurement], float]:
-        """Return a benchmark's bursts in a dtype, and a case's largest ratio of sustained to burst time; 1 if none."""
+        """Return a benchmark's bursts in a dtype, and the largest ratio of a case's sustained time to its burst time; 1
+        if no case has both."""
         rows = [row for row in self.rows if row.benchmark == benchmark and row.dtype == dtype]
         bursts = {_case(row): row for row in rows if not row.sustained}
         sustained = [row for row in rows if row.sustained and _case(row) in bursts]

@@ -55,10 +55,11 @@ class CollectiveRequest:
 
 
 def expert_exchange(request: CollectiveRequest, recipe: Recipe) -> CollectiveRequest:
-    """Return the request for the all-to-all that sends the tokens of a micro-batch to experts, and their outputs back.
+    """Return the request for the all-to-all that sends the tokens of a micro-batch to the ranks of their experts; the
+    all-to-all that returns the outputs has the same size.
 
     Both are in bf16, even in FP8 recipes, or in fp32 in fp32 recipes. Every expert is assumed to get equally many
-    tokens. Raise UsageError if the layout has no expert parallelism.
+    tokens. Raises UsageError if the layout has no expert parallelism.
     """
     layout = recipe.layout
     if layout.ep == 1:

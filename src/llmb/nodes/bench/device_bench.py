@@ -212,8 +212,8 @@ def _sustained(timed: TimedCase, seconds: float) -> TimedCase:
 
 
 def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s: float) -> Iterator[TimedCase]:
-    """Yield attention of each kind of layer, forward and backward, in each of ``dtypes``, by default in that of the
-    recipe's attention; with ``sustained_s``, the first kind's forward pass is also timed as sustained work."""
+    """Yield attention of each kind of layer, forward and backward, in each of ``dtypes``, by default in the dtype of
+    the recipe's attention; with ``sustained_s``, the first kind's forward pass is also timed as sustained work."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
             for direction in ("forward", "backward"):
@@ -344,7 +344,7 @@ SMALLER = {
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """Settings of a measurement; ``repeats`` is the number of calls in a burst; if None, bursts last a short time."""
+    """Settings of a measurement; ``repeats`` is the number of calls in a burst, None for the limits of ``BURST_S``."""
 
     device: Device
     repeats: int | None
@@ -361,7 +361,7 @@ def device_here(choice: DeviceChoice, machine: Machine) -> Device:
 
 
 def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
-    """Parse dtypes that are separated by commas; raise UsageError if one is unknown or occurs twice."""
+    """Parse dtypes separated by commas; raise UsageError if one is unknown, cannot be measured or occurs twice."""
     if text is None:
         return ()
     names = [name.strip().lower() for name in text.split(",")]
@@ -378,8 +378,8 @@ def parse_dtypes(text: str | None) -> tuple[ProductDtype, ...]:
 def recipe_of(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
-    """Return the recipe that determines the shapes. Raises UsageError as ``resolved_here`` does, and if the model has
-    parts that ``weights_of`` does not support."""
+    """Return the recipe that determines the shapes. Raises the errors of ``resolved_here``, and UsageError if the model
+    has parts that ``weights_of`` does not support."""
     recipe = resolved_here(catalogue, request, dtypes, device, machine)
     if parts := recipe.model.other_parts:
         what = f"the shapes of {recipe.model_name} cannot be measured, because the model has {', '.join(parts.names)}"
@@ -391,7 +391,7 @@ def resolved_here(
     catalogue: Catalogue, request: Request, dtypes: Sequence[ProductDtype], device: Device, machine: Machine
 ) -> Recipe:
     """Return a recipe, by default for this machine's device. Its dtype is the first of ``dtypes`` that recipes can
-    have, if any. Raises UsageError as ``resolve`` does."""
+    have, if any. Raises the errors of ``resolve``."""
     dtype = next((name for name in dtypes if name in set(Dtype)), None)
     gpu_type, notes = request.gpu_type, {}
     if gpu_type is None and device == "cuda":

@@ -39,7 +39,7 @@ def job_folder(name: str, job: Record) -> Iterator[Path]:
 
 
 def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:
-    """Run ranks that read their job from ``folder`` and write results there; raises errors as ``run_program`` does."""
+    """Run ranks that read their job from ``folder`` and write results there; raise the errors of ``run_program``."""
     bound = bind_words(Binding().arguments(gpus=device == "cuda", workers=ranks))
     command = (*words(1, ranks), *bound, sys.executable, "-P", "-m", program, str(folder))
     run_program(command, device, f" {what}", on_progress, {"OMP_NUM_THREADS": "1"})

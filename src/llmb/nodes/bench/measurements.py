@@ -80,7 +80,7 @@ class Measurement(Record):
 
     @property
     def peak_pct(self) -> float | None:
-        """Return the percentage of the peak that was reached; None without a peak."""
+        """Return the percentage of the peak that was reached; None if the peak is unknown."""
         pairs = ((self.tflops, self.peak_tflops), (self.bandwidth_gb_per_s, self.peak_bandwidth_gb_per_s))
         return next((100 * value / peak for value, peak in pairs if value is not None and peak), None)
 
@@ -114,7 +114,7 @@ class MeasurementFile(Record):
     software: dict[str, str | None]
     """Versions by name, such as ``torch`` and ``driver``; None if unknown."""
     binding: str | None = None
-    """The ``DeviceReport.binding`` of the first of several processes."""
+    """The ``DeviceReport.binding`` of the first process, if several processes measured."""
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...] = ()
     recipe: str | None = None
@@ -122,7 +122,7 @@ class MeasurementFile(Record):
 
 
 class PartReport(Record):
-    """One process's measurement, or why it failed: of its own GPU, or of the CPU that all processes share."""
+    """A process's measurement of its own GPU, or of the CPU that all processes share, or the reason why it failed."""
 
     node: str
     rank: int
@@ -186,14 +186,14 @@ def write_measurements(install: Path, measured: MeasurementFile) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """Read all saved measurements, or those of ``node``, oldest first; raise UsageError if any file is unreadable."""
+    """Read all saved measurements, or only ``node``'s, oldest first; raise UsageError if any file is unreadable."""
     files = [file for file in _read_all(bench_folder(install).glob("*/*.json")) if node in (None, file.node)]
     return sorted(files, key=_moment)
 
 
 def measurements_at(path: Path) -> list[MeasurementFile]:
-    """Read the measurements at a path: a saved file, an output of ``--json``, or a node's folder, oldest first.
-    Raises UsageError as ``read_measurements`` does; returns an empty list if there are none."""
+    """Read the measurements at a path: a saved file, an output of ``--json``, or a node's folder, oldest first. Raises
+    UsageError if a saved file is unreadable; returns an empty list if there are no measurements."""
     check_reachable(path)
     if path.is_file() and not _KEPT.fullmatch(path.name):
         try:

@@ -99,7 +99,7 @@ class Case(Record):
     name: str
     work: Work
     sustained_s: float | None = None
-    """Seconds to repeat the case, of which the last part is timed; None for a burst."""
+    """Seconds for which the case is repeated; only the last third is timed. None for a burst."""
 
 
 class CaseList(Record):
@@ -114,7 +114,7 @@ class CaseList(Record):
 
 
 class Timing(Record):
-    """The median, minimum and maximum seconds of a call, for sustained work of means over chunks; None on failure."""
+    """Median, minimum and maximum seconds of a call or, for sustained work, of the means of chunks; None on failure."""
 
     seconds: float | None
     fastest: float | None = None

@@ -105,7 +105,7 @@ class Contents:
 
     title: str
     selected: str
-    """The selection of runs, such as a path, of which ``title`` contains at most the name."""
+    """The selection of runs, such as a path; ``title`` contains at most the last part of a path."""
     sections: tuple[Section, ...]
     runs: Table
     failed: tuple[tuple[AnalyzedRun, str, str], ...]
@@ -201,12 +201,10 @@ def _section(
 
 
 def _with_rates(run: AnalyzedRun) -> AnalyzedRun:
-    """Return a log's run with the throughput and MFU that the catalogue's recipe implies; other runs are unchanged."""
     return with_catalogue_figures([run], Catalogue())[0] if run.log and run.record is None else run
 
 
 def _titles(groups: Sequence[Sequence[AnalyzedRun]], judged: Sequence[str]) -> list[str]:
-    """Return the title of each group: its recipe, with the differences between groups that share a recipe."""
     pairs = [(runs[0].record, title) for runs, title in zip(groups, judged, strict=True)]
     titles = [plan_title(record.plan) if record else title for record, title in pairs]
     alike: dict[str, list[AnalyzedRun]] = {}
@@ -325,7 +323,6 @@ def _more_runs(judged: Judged, shown: AnalyzedRun) -> Iterator[str]:
 
 
 def _same_run(record: RunRecord, repeats: int) -> str | None:
-    """Return the command that repeats a run; None for another program, or a recipe that the catalogue does not have."""
     if record.program != ENGINE or not isinstance(record.plan, EnginePlan):
         return None
     try:

@@ -149,7 +149,6 @@ def _name_of(run: AnalyzedRun, other: AnalyzedRun) -> str:
 def _lines(
     name: str, color: str, own: Points, other: Points, runs: tuple[AnalyzedRun, AnalyzedRun | None]
 ) -> list[Line]:
-    """Return the line of a run, preceded by its baseline's line, if any, in another color."""
     run, baseline = runs
     if baseline is None or not other:
         return [Line(name, color, own)]
@@ -297,7 +296,6 @@ def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
 
 
 def _groups(count: int, most: int) -> list[range]:
-    """Split ``count`` places into at most ``most`` groups of consecutive places; the last group may be smaller."""
     size = math.ceil(count / most)
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
@@ -380,7 +378,7 @@ def _tokens_per_gpu(run: AnalyzedRun) -> float | None:
 
 
 CHANGING = ("software.", "hardware.device", "hardware.power", "release")
-"""Prefixes of conditions whose change is marked in a history, like that of any important condition."""
+"""Prefixes of conditions whose changes are marked in a history, in addition to changes of important conditions."""
 
 
 def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence[AnalyzedRun]) -> Figure | Missing:
@@ -424,7 +422,7 @@ def history_figure(section: str, runs: Sequence[AnalyzedRun], baseline: Sequence
 
 
 def _estimates(measured: Sequence[tuple[AnalyzedRun, Statistics]]) -> list[Estimate]:
-    """Return the estimates with distinct labels; intervals that include 0 are omitted, because they show too little."""
+    """Intervals that include 0 are omitted, because they are too wide to show anything."""
     times = [short_time(run.started_s) if run.started_s else run.id for run, _ in measured]
     labels = times if len({*times}) == len(times) else [run.id for run, _ in measured]
     return [

@@ -185,8 +185,8 @@ SHIPPED = (
 
 
 def shipped_variables(device: Device, variables: Container[str], streams: int = 1) -> dict[str, str]:
-    """Return the variables to set for ``device`` and a rank with ``streams`` CUDA streams, except settings that
-    ``variables`` has under another name."""
+    """Return the variables to set for a rank on ``device`` with ``streams`` CUDA streams. A setting is omitted if
+    ``variables`` contains another name of it."""
     return {
         item.name: item.value
         for item in SHIPPED
@@ -199,8 +199,8 @@ def shipped_variables(device: Device, variables: Container[str], streams: int = 
 def count_streams(plan: EnginePlan) -> int:
     """Return how many CUDA streams a rank uses in a step: one computes, one copies batches, others communicate.
 
-    Each communicator has a stream, except for synchronous collectives, which run on the computing stream. FSDP uses
-    streams of its own.
+    Each communicator has a stream, but synchronous collectives run on the computing stream. FSDP uses streams of its
+    own.
     """
     layout, path = plan.recipe.layout, plan.compute_path
     groups = {(layout.tp, 1), (layout.cp, layout.tp)}  # size and distance between ranks, which identify a group
@@ -247,7 +247,7 @@ def check_memory(plan: Plan, say: Callable[[str], None], *, force: bool) -> None
 
 
 def estimated(plan: Plan) -> MemoryUse | None:
-    """Estimate the memory of the plan's ranks, or of the rank that runs alone; None if ``estimate_here`` gives None."""
+    """Estimate the memory of all ranks, or of the rank that runs alone; None if ``estimate_here`` returns None."""
     use, rank = estimate_here(plan), plan.recipe.pretended_rank
     if use is None or rank is None:
         return use
@@ -256,7 +256,8 @@ def estimated(plan: Plan) -> MemoryUse | None:
 
 
 def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], None]) -> MemoryUse:
-    """Count the memory of ``ranks``; raise EnvironmentProblem without torch, RunFailed on errors, or UserInterrupt."""
+    """Count the memory of ``ranks``; raise EnvironmentProblem if torch is missing, RunFailed if counting fails,
+    UserInterrupt on a signal."""
     if find_spec("torch") is None:
         raise EnvironmentProblem("counting memory requires torch, which is not installed", do=pip_install("engine"))
     counted, assumptions = countable(plan)

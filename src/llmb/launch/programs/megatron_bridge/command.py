@@ -156,7 +156,7 @@ def bridge_plan(
 def bridge_command(
     script: Script, plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str], squad: Squad | None = None
 ) -> list[Word]:
-    """Return the command of one process per GPU, which binds the process to the NUMA node of its GPU.
+    """Return the command that each process, one per GPU, runs; it binds the process to the NUMA node of its GPU.
 
     ``extra`` are arguments of the script by name, which replace arguments from the recipe. Without ``squad``, the
     default is mock data.

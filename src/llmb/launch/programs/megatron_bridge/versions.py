@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge's versions and, for a recipe, those whose performance script can run it, the script's own recipe, and
-the variables that the framework's launcher would set."""
+"""Describes Megatron-Bridge's versions. Finds, for a recipe, the versions whose performance script can run it, the
+script's own recipe, and the variables that the framework's launcher would set."""
 
 import re
 import shlex
@@ -162,7 +162,7 @@ class Script:
 
 
 def script_for(catalogue: Catalogue, recipe: Recipe, image: str | None) -> Script:
-    """Return the call of the script for a recipe that has no ``script_problems``."""
+    """Return how to start the script for a recipe that has no ``script_problems``."""
     entry = bridge_recipe(recipe)
     assert entry is not None, "script_problems rejects other recipes"
     nemo, several = nemo_of(recipe, image), fitting_versions(entry)

@@ -60,7 +60,7 @@ def package_version(name: str) -> str | None:
 
 
 def check_versions(titan: str | None, torch: str | None) -> None:
-    """Raise EnvironmentProblem unless these versions, None for a missing package, were tested together."""
+    """Raise EnvironmentProblem if a package is missing (None), or if the two versions were not tested together."""
     do = pip_install(NAME)
     if titan is None or torch is None:
         missing = [name for name, found in ((NAME, titan), ("torch", torch)) if found is None]
@@ -99,8 +99,8 @@ def titan_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Engine
 
 
 def _profiling(choices: Choices, recipe: Recipe) -> Profiling:
-    """Return the profiling options of a run: PyTorch's profiler, up to the last step. A trace is written before the
-    next step begins, and torchtitan counts that time in the next step."""
+    """Return options that select PyTorch's profiler up to the last step: a trace is written before the next step
+    begins, and torchtitan counts that time in the next step."""
     asked, steps = choices.profiling, choices.steps_of(recipe, resumes=False)
     if not asked.profile:
         return asked

@@ -14,7 +14,7 @@ NAME = "torchtitan"
 RELEASE = "0.2.2"
 TITAN = f"{NAME} {RELEASE}"
 GPT_OSS_WINDOW_EVERY = 2
-"""The first of every two layers has a window in torchtitan's gpt_oss."""
+"""In torchtitan's gpt_oss, the first of every two layers has a window."""
 
 
 class TitanModel(NamedTuple):
@@ -202,7 +202,7 @@ def model_problems(model: Model) -> Iterator[str]:
 
 
 def _routes(moe: MixtureOfExperts, family: Family, *, shares: bool) -> bool:
-    """Return whether ``family`` supports ``moe``; ``shares`` permits a shared expert as large as one or more others."""
+    """``shares`` permits a shared expert whose size is a multiple of the other experts'."""
     shared = moe.shared_ffn_hidden_size
     fits = shared is None or (shares and shared % moe.ffn_hidden_size == 0)
     return moe.router in family.routers and moe.interleave == 1 and fits

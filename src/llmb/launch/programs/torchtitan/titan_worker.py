@@ -38,7 +38,7 @@ from llmb.runs.plan import EnginePlan
 from llmb.runs.record import engine_plan, read_record
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
-"""A micro-batch, or the samples of a pipeline's step, and their labels."""
+"""The inputs, by name, and the labels of a micro-batch or, with pipeline stages, of a step."""
 
 
 def train(folder: RunFolder, arguments: list[str]) -> None:
@@ -125,7 +125,7 @@ def with_router_biases(model: type[torch.nn.Module]) -> Any:  # noqa: ANN401 (to
 
 class Batches:
     """A torchtitan data loader that yields a rank's synthetic samples and has no state to save. A step is profiled from
-    the request of its first sample to that of the next step, or to ``close``."""
+    the request of its first sample to the request of the next step's first sample, or to ``close``."""
 
     def __init__(self, plan: EnginePlan, profiler: StepProfiler) -> None:
         self.plan, self.profiler, self.dp_rank = plan, profiler, 0

@@ -51,7 +51,7 @@ def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
 
 Call = Callable[[], object]
 AT_LEAST_FLUSHED = 2**27
-"""The minimum number of bytes to write to flush a GPU's cache, the size of which torch may not report."""
+"""The minimum number of bytes to write to flush a GPU's cache, whose size torch may not report."""
 CHUNK_S = 0.05
 """Calls that take about this number of seconds are timed together, so that the GPU's queue is never empty."""
 LAST_PART = 1 / 3
@@ -102,7 +102,7 @@ def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
     flushed = torch.empty(flushed_bytes(device), dtype=torch.uint8, device=device) if prepared.flushes else None
 
     def seconds() -> float:
-        """Return the GPU time of one call; if it needs a cold cache, queue the call while the GPU flushes its cache."""
+        """Return the GPU seconds of one call; if it needs a cold cache, queue it while the GPU flushes its cache."""
         if flushed is not None:
             flushed.zero_()
         first = Moment(device)
@@ -236,7 +236,6 @@ class AttentionChoices:
     def _measure(
         self, case: AttentionCase, backend: AttentionBackend, timed: bool, repeats_heads: bool
     ) -> BackendTrial:
-        """Try a backend, and time it if ``timed``; raise MemoryError if the GPU's memory is exhausted."""
         try:
             call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
             with attention_kernel(backend):

@@ -60,7 +60,7 @@ class DiskFacts:
 
 
 def read_disk(source: FactSource, folder: Path, size: int) -> DiskFacts | Missing:
-    """Read facts of a folder's disk, and measure rates with a file of ``size`` bytes unless 0; Missing on failure."""
+    """Read facts of a folder's disk; if ``size`` is not 0, measure rates with a file of that many bytes."""
     command = [sys.executable, "-I", str(PROBE), str(folder), str(size), str(DIRECTION_S)]
     done = source.ask(command, LIMIT_S if size else SPACE_S)
     document = printed_documents(done.text)
@@ -79,7 +79,8 @@ def _rates(document: Mapping[str, Any], problem: str | None) -> Mapping[str, Rat
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """Return the mount that contains a path, from /proc/mounts, the last of several at one point; None if none does."""
+    """Return the mount in ``mounts``, the text of /proc/mounts, that contains ``path``; of several at one mount point,
+    the last. None if no mount contains it."""
     rows = (line.split() for line in mounts.splitlines())
     holding = [Mount(row[0], _plain(row[1]), row[2]) for row in rows if len(row) >= 3]
     fits = [mount for mount in holding if Path(path).is_relative_to(mount.folder)]

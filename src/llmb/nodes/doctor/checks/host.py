@@ -263,7 +263,8 @@ _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
 class ClockReading(NamedTuple):
-    """The seconds that this clock is ahead of the one that timestamps new files, with the maximum error."""
+    """The seconds by which this clock is ahead of the clock that timestamps new files, and the maximum error in
+    seconds."""
 
     ahead_s: float
     uncertainty_s: float

@@ -181,7 +181,6 @@ def _reachable(source: FactSource, target: TargetFacts) -> Finding:
 
 
 def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
-    """Check for ports that are down; the check fails only if none is active, or fewer than there are GPUs."""
     of = rule("network_rdma")
     down = [f"{port.name} {port.state}, {port.physical}" for port in ports if not port.active]
     layers = Counter(port.layer for port in active)

@@ -81,7 +81,7 @@ NOT_REQUESTED = Missing("not requested")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """Facts about the GPUs; Missing if nvidia-smi does not report them. ``on_bus``: number of GPUs on the PCI bus."""
+    """Facts about the GPUs; Missing if nvidia-smi does not report them. ``on_bus`` counts the GPUs on the PCI bus."""
 
     on_bus: int
     states: NodeGpus | Missing

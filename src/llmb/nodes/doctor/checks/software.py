@@ -173,7 +173,7 @@ RUNTIMES = {
     "podman": ("podman", "--version"),
 }
 RUNTIMES_NEEDED = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
-"""Programs, one of which must be installed, by the runtime in cluster_config.yaml."""
+"""Programs by the runtime in cluster_config.yaml, which needs one of them."""
 ENROOT_DEFAULTS = {
     "ENROOT_CACHE_PATH": "${XDG_CACHE_HOME:-${HOME}/.cache}/enroot",
     "ENROOT_DATA_PATH": "${XDG_DATA_HOME:-${HOME}/.local/share}/enroot",
