@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds anomalies of step times (outliers, drift and periodic stalls of a window; lasting changes in a history of runs)
+"""Finds anomalies in step times (outliers, drift and periodic stalls in a window; lasting changes in a history of runs)
 and the steady part of a run."""
 
 import math
@@ -30,16 +30,16 @@ from llmb.catalogue.window import STEADY
 FEWEST_STEPS = 10
 FEWEST_STALLS = 3
 LEAST_HITS = 0.8
-"""Minimum fraction of slow steps among the steps at multiples of the period."""
+"""Minimum fraction of slow steps among the steps that are one period apart."""
 LEAST_PERIODIC = 0.6
-"""Minimum fraction of the slow steps that lie at multiples of the period."""
+"""Minimum fraction of the slow steps that are one period apart."""
 MOST_PERIODS = 200
-"""Maximum number of distances between slow steps to try."""
+"""Maximum number of distances between slow steps to try as the period."""
 FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
 """Minimum number of runs on each side of a change."""
 MOST_PAIRED = 1000
-"""Maximum length of a series that is searched for pairs of changes, of which a longer one has too many."""
+"""Maximum length of a series that is searched for pairs of changes: their number grows quadratically."""
 LONG_HISTORY = 20
 """Minimum number of runs for the removal of outliers: in fewer runs, what looks like an outlier may be chance."""
 
@@ -68,9 +68,9 @@ class Anomalies:
 
 def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
     """Find outliers, drift and periodic stalls. ``step_times_s`` are the finite times of successive steps without
-    warm-up, numbered from ``first_step``. An outlier is farther from the running median than five times the spread of
-    the steps on the same side (by median absolute deviation). The drift is the least-squares slope without outliers;
-    its interval allows for autocorrelation. With fewer than 10 steps, all anomalies are unknown.
+    warm-up, numbered from ``first_step``. An outlier is farther from the running median than five times the spread on
+    its side (by median absolute deviation). The drift is the least-squares slope without outliers; its interval allows
+    for autocorrelation. With fewer than 10 steps, all anomalies are unknown.
     """
     if len(step_times_s) < FEWEST_STEPS:
         return Anomalies()
@@ -123,7 +123,7 @@ def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
-    """Return the period of the slow steps and the steps that fit it; None if they are not periodic."""
+    """Return the period of the slow steps and the slow steps that fit it; None if they are not periodic."""
     near = pairwise(slow), zip(slow, slow[2:], strict=False)
     distances = Counter(after - before for pairs in near for before, after in pairs)
     best: tuple[int, list[int]] | None = None
@@ -141,7 +141,7 @@ def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Consecutive runs, by index, whose step times differ only by chance, and their geometric mean."""
+    """Consecutive runs (by index) whose step times differ only by chance, and the geometric mean of these times."""
 
     runs: range
     mean_s: float
@@ -211,10 +211,10 @@ MOST_BLOCKS = 512
 
 
 def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | None:
-    """Return the longest part of the steps at a constant level; None if it has less than a third, or fewer than 8.
+    """Return the longest part of the steps at a constant level; None if it has fewer than 8 or less than a third of the
+    steps, or if there are fewer than 10 steps.
 
-    ``step_times_s`` are the finite times of successive steps, numbered from ``first_step``. With fewer than 10 steps,
-    return None.
+    ``step_times_s`` are the finite times of successive steps, numbered from ``first_step``.
 
     Outliers, such as steps with a checkpoint, are first replaced by the running median (Hampel filter), so that they
     do not count as changes of level. The series is then split recursively where that reduces the sum of
@@ -254,7 +254,7 @@ def _segments(values: Floats) -> list[tuple[int, int]]:
 
 
 def _second_level(values: Floats, threshold: float) -> int | None:
-    """Return the index at which a second level begins; None if one level explains the values as well."""
+    """Return the index at which a second level begins; None if it does not reduce the squares by ``threshold``."""
     count = len(values)
     if count < 2:
         return None

@@ -10,12 +10,12 @@ SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
 MOST_OF_CLOCK = 1.1
 """Maximum sum of step times relative to the elapsed clock time; the clock may have been adjusted meanwhile."""
 LEAST_OF_CLOCK = 0.5
-"""Minimum ratio of the median step time to the median time from the end of a step to the end of the next, less known
+"""Minimum ratio of the median step time to the median time from the end of a step to the end of the next, minus known
 pauses. Checkpoints and evaluations separate some steps, but not most."""
 CLOCK_ERROR_S = 1.0
 """Maximum error of a timestamp in whole seconds, or of the time at which a waiting host notes the end of a step."""
 FINE_CLOCK_ERROR_S = 1e-3
-"""Error of the median time between lines if the clock shows fractions of a second."""
+"""Maximum error of the median time between lines if the clock shows fractions of a second."""
 FEW_LAPS = 3
 """With fewer laps, a single wait of the host may change the median time."""
 
@@ -29,10 +29,10 @@ class Lap:
     clock_s: float
     """Seconds that passed by the clock."""
     between_s: float = 0.0
-    """Seconds between steps, such as pauses, that belong to no step."""
+    """Seconds between the steps, such as pauses, that no step time includes."""
     steps: int = 1
     ranks_apart_s: float = 0.0
-    """Step time of the slowest rank minus the fastest rank's, if known; ``steps_s`` is then the slowest rank's."""
+    """Step time of the slowest rank minus that of the fastest rank, or 0 if unknown."""
 
 
 def clock_contradiction(every: Sequence[Lap]) -> str | None:

@@ -31,8 +31,8 @@ _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedRun:
-    """The identity, end and speed of a run. Unknown values are None or empty. A run without a record is known only from
-    its log or a comparison of engines; a run whose log was not read has no ``log``."""
+    """The identity, outcome and speed of a run. Unknown values are None or empty. A run without a record is known only
+    from its log or from a comparison of engines."""
 
     id: str
     """The short id that commands accept and print."""
@@ -44,7 +44,7 @@ class AnalyzedRun:
     label: str | None = None
     campaign: str | None = None
     started_s: float | None = None
-    """Seconds since 1970; for a run known only from its log, the time of the last write to it."""
+    """Unix time of the start or, before it, of the submission; for a run with only a log, of the last write to it."""
     status: str
     reason: str | None = None
     window: Window | None = None
@@ -63,7 +63,7 @@ class AnalyzedRun:
     """Anomalies of the window's steps, if they were searched for."""
     nodes: tuple[str, ...] = ()
     network: Network | None = None
-    """The network in the record, or in the log."""
+    """The network that the record or the log reports."""
     faults: Faults = field(default_factory=dict)
     """The known disturbances of the run."""
     recipe: Recipe | None = None
@@ -71,13 +71,13 @@ class AnalyzedRun:
     unread_record: str | None = None
     """The reason why the record beside the log cannot be read, so that only the log counts."""
     log: ParsedFile | None = None
-    """The parsed log; its outcome takes the record into account."""
+    """The parsed log, whose outcome takes the record into account; None if it was not read."""
     source: str | None = None
     """The run's own id, or a substitute from its log: equal for copies. None if only ``path`` identifies it."""
     content: str | None = None
-    """A digest that is equal for copies that were not changed."""
+    """Digest of the run's results, equal for unchanged copies."""
     copy_of: str | None = None
-    """The reason why the run does not count, if another file contains the same run; else None."""
+    """The reason why the run does not count, because another file contains the same run; None if it counts."""
 
     @property
     def counted_as(self) -> str:

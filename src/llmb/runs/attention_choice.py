@@ -57,13 +57,13 @@ class Trial(Record):
     """Time of the first rank's attention layers for one micro-batch, or of a benchmark's call; None if not timed."""
     distance: float | None = None
     """The largest distance of a result or gradient on any rank from the exact one, relative to the exact one's norm;
-    None if there is a problem, or if none was compared, as for ``math``, which is exact."""
+    None if there is a problem, or if nothing was compared, as for ``math``, which is exact."""
     problem: str | None = None
     """The reason why the backend cannot be used; None if it can."""
 
 
 class AttentionReport(Record):
-    """A selected backend, with the trials; that of a run is recorded in ``run.json``."""
+    """The selected backend and the trials; for a run, saved in ``run.json``."""
 
     choice: AttentionChoice
     backend: AttentionBackend
@@ -142,7 +142,7 @@ def _why(choice: AttentionChoice, best: Trial, usable: Sequence[Trial]) -> str:
 
 
 def problem_text(error: str, warnings: Sequence[str]) -> str:
-    """Return why torch rejected a backend: its warnings, except those about disabled backends, or else its error."""
+    """Return why torch rejected a backend: its warnings, except warnings about disabled backends, or else its error."""
     messages = (warning.partition(" (Triggered internally")[0] for warning in warnings)
     reasons = [reason for reason in messages if "runtime disabled" not in reason and "not used because" not in reason]
     return "; ".join(dict.fromkeys(reasons)) or error.partition("\n")[0]

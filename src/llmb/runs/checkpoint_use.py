@@ -61,7 +61,7 @@ def _gb(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """Seconds of each save and of the last load, and the newest complete checkpoint.
+    """The seconds that each save and the last load took, and the newest complete checkpoint.
 
     ``overlapped_steps`` is the number of steps during which a checkpoint was written, and
     ``overlapped_steps_in_window`` the number of these in the window of the statistics.
@@ -82,7 +82,7 @@ class CheckpointReport:
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in the slowest save; None if it is unknown or nothing was saved."""
     load_gb_per_s: float | None = None
-    """Rate of the load, which can exceed the disk's: verification may have just read the files into memory."""
+    """Rate of the load (10^9 bytes per second), which can exceed the disk's if verification has just read the files."""
     slowest_load_rank: int | None = None
 
 

@@ -214,7 +214,7 @@ class Choices(Record):
             flags=("--compile/--no-compile",), help="Compile the model's blocks with torch.compile. Default: on GPUs."
         ),
     ] = None
-    """None to compile on a GPU only."""
+    """None: compile only on a GPU."""
     keep_logits: Annotated[
         bool | None,
         _training(
@@ -405,8 +405,8 @@ class Choices(Record):
     def problems(
         self, recipe: Recipe, device: Device, resumed: Lora | None = None, *, trains: bool = True
     ) -> Iterator[str]:
-        """Yield the problems of these choices for ``recipe`` on ``device``, for a run that ``trains`` in the engine, or
-        else for a prediction or another program. ``resumed`` are a checkpoint's adapters."""
+        """Yield the problems of these choices for ``recipe`` on ``device``: for a run of the engine if ``trains``, else
+        for a prediction or another program. ``resumed`` are the adapters of the checkpoint to resume from, if any."""
         yield from filter(None, (recipe.engine_problem if trains else recipe.prediction_problem, *limit_problems(self)))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device, deterministic=self.deterministic):

@@ -60,7 +60,7 @@ WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
     """Return throughput, packing and numbers of parameters as fields of a result.
 
-    packing: the statistics of the trained sequences; None to use the recipe's.
+    ``packing`` has the statistics of the trained sequences; None to use the recipe's.
     """
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)

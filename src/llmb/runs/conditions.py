@@ -73,7 +73,7 @@ NO_SPEED_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_HOME", "_ID", "_VISIBLE_DEVICES
 MOST_NAMED = 3
 """Maximum number of nodes to name; more nodes are only counted."""
 MOST_LISTED = 4
-"""Maximum number of settings to list that differ between a run's nodes."""
+"""Maximum number of listed settings that differ between a run's nodes."""
 
 
 def key_of(configuration: Mapping[str, Value]) -> str:
@@ -184,7 +184,7 @@ def steps_text(window: Window) -> str:
 
 
 def speed_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may change step times; omit those that name jobs, files, devices and versions."""
+    """Return the variables that may change step times; omit variables that name jobs, files, devices and versions."""
     return {
         name: value
         for name, value in variables.items()
@@ -330,7 +330,7 @@ class ConditionRule(Record):
     why: str
 
     def effect(self, kind: ReferenceKind, *, both: bool) -> Effect | None:
-        """Return the effect on comparisons with this kind of reference; None if ignored. ``both``: no value is None."""
+        """Return the effect for this kind of reference; None if ignored. ``both`` is True if both values are known."""
         stated: ReferenceKind = "expectation" if kind == "prediction" else kind
         effect = self.unknown if not both else self.differs
         effect = effect[stated] if isinstance(effect, dict) else effect
@@ -372,7 +372,7 @@ def worth(condition: Condition) -> str:
 
 
 def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:
-    """Return the conditions that differ and are not ignored, those with the strongest effect first."""
+    """Return the conditions that differ and are not ignored, sorted by effect, the strongest first."""
     conditions = []
     for key in own.keys() | reference.keys():
         values = own.get(key), reference.get(key)

@@ -115,7 +115,6 @@ def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
 
 
 def _waits_for(beat: Beat, beats: Sequence[Beat]) -> set[int]:
-    """Return the ranks that have not begun a collective in which the rank of ``beat`` waits."""
     missing = set()
     for wait in beat.waits:
         members = parse_ranks(wait.ranks)

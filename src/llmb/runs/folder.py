@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder, the root of installation, and functions that write files, and read and validate them."""
+"""The files of a run's folder, the root of installation, and functions that write, read and validate files."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Shape = TypeVar("Shape")
 Content = TypeVar("Content")
 UNREADABLE = (OSError, ValueError, LookupError, ArithmeticError)
-"""The errors of reading an untrusted file, and of using its content."""
+"""The errors that reading an untrusted file, or using its content, may raise."""
 MOST_SHOWN = 200
 LATEST = "latest"
 CLUSTER_CONFIG = "cluster_config.yaml"
@@ -88,7 +88,8 @@ class RunFolder:
     nccl_network = Inside(NETWORK_FOLDER)
     """NCCL's lines about the network, one file per node; for the engine on GPUs of several nodes, if not traced."""
     nccl_topology = Inside("nccl_topology.xml")
-    """The GPUs, NICs and links of the first node, as NCCL detected them; for the engine on GPUs by default."""
+    """The GPUs, NICs and links of the first node, as NCCL detected them; for the engine on GPUs, unless
+    NCCL_TOPO_DUMP_FILE is set."""
     breakdown = Inside("breakdown.json")
     """The breakdown of the time of a profiled step."""
     resources = Inside("resources")
@@ -142,7 +143,8 @@ class RunFolder:
         return self.resources / f"{node}.jsonl"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
-        """Return the folder of checkpoints: in this one or, named like its parent, in the plan's ``checkpoint_dir``."""
+        """Return the folder of checkpoints, in the run folder or, named like that folder's parent, in the plan's
+        ``checkpoint_dir``."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
 

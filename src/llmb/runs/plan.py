@@ -78,7 +78,7 @@ class TrainingInputs(Record):
 
 
 class PredictedStep(Record):
-    """The prediction for a run before it starts, by the rates of its program, as ``--software`` of ``llmb predict``.
+    """The prediction for a run before it starts, by the rates of its program, as in ``llmb predict --software``.
 
     The seconds by cause in ``breakdown_s`` sum to ``step_time_s``, whose 95 % interval is ``ci95_s``.
     """
@@ -484,8 +484,8 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """Yield warnings if checkpoints are published only for other scales. ``loads``: whether the run loads a checkpoint,
-    by default whether the plan has a ``start``.
+    """Yield warnings if checkpoints are published only for other scales. ``loads`` is True if the run loads one; by
+    default, it does so if the plan has a ``start``.
     """
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:

@@ -68,7 +68,7 @@ class Search:
         return find_workload(self.catalogue, self.recipe.workload).sources.get(self.recipe.size)
 
     def inputs(self, resumed: SavedCheckpoint | None) -> TrainingInputs:
-        """Find the inputs; add to ``missing`` and ``problems``. ``resumed``: the checkpoint to resume from, if any."""
+        """Find the inputs; add to ``missing`` and ``problems``. ``resumed`` is the checkpoint of a run that resumes."""
         if self.choices.synthetic and (explicit := self._explicit()):
             self.problems.append(f"{explicit} is set, but {SYNTHETIC} trains without it; omit one of them")
             return TrainingInputs()

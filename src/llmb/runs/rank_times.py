@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rank_times.jsonl``: parts of each rank's step times, and the rank that the others wait for.
 
-All ranks of a step end together, because each waits for the others in collectives. So the parts that a rank spends
-alone show best which one is slow: its input, the copy to its GPU, and its forward passes. The file has one line per
-step, or per group of steps if a run has many steps or ranks.
+All ranks end a step together, because they wait for each other in collectives. So the parts that a rank spends alone
+show best which one is slow: its input, the copy to its GPU, and its forward passes. The file has one line per step, or
+per group of steps if a run has many steps or ranks.
 """
 
 import json
@@ -123,7 +123,7 @@ class RankExcess(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """The rank that all others wait for. lines: in how many steps, or groups of steps, it is the slowest."""
+    """The rank that all others wait for. ``lines`` is the number of lines of the file in which it is the slowest."""
 
     rank: int
     lines: int
@@ -197,7 +197,7 @@ def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None)
 def rank_excess(lines: Sequence[RankTimes], layout: Layout, *, same_layers: bool) -> Excess | Missing:
     """Return the times by which ranks exceed the median rank of their stage; Missing if ranks cannot be compared.
 
-    same_layers: True if the layers of all stages take the same time, and are compared across stages.
+    ``same_layers`` is True if the layers of all stages take the same time, and can be compared across stages.
     """
     if not lines:
         return Missing("the times of single ranks were not recorded")

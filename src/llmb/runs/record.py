@@ -139,7 +139,7 @@ class VboostOutcome(Record):
 
 
 class RunRecord(ReasonedRecord):
-    """The content of ``run.json``. ``environment`` is from the workers; None until the run ends, or if missing."""
+    """The content of ``run.json``. ``environment`` is from the workers: None until the run ends, or if it is absent."""
 
     schema_version: Literal[3] = 3
     """Lower versions were written by development versions before 0.1."""

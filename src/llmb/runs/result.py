@@ -42,7 +42,7 @@ Faults = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LayerLoad:
-    """The balance of a layer with experts: means over the window's steps. ``layer``: index among all layers, from 0."""
+    """The balance of a layer with experts: means over the window's steps. ``layer`` is its index in the model."""
 
     layer: int
     max_over_mean: float
@@ -88,7 +88,7 @@ class Loss(Record):
 
 
 class Parameters(Record):
-    """Numbers of parameters; ``active`` counts those that process one token, so only the top-k routed experts."""
+    """Numbers of parameters; ``active`` counts the parameters for one token: of the routed experts, only the top-k."""
 
     total: int
     active: int
@@ -130,7 +130,7 @@ class Reference(Record):
 
 
 class Condition(Record):
-    """A difference between a run and its reference, or a fault of one. A value is None if that side reports none."""
+    """A difference between a run and its reference, or a fault of either. A value is None if that side reports none."""
 
     key: str
     """For example ``software.driver``."""
@@ -161,7 +161,7 @@ class Verdict(Record):
     reference: Reference | None = None
     conditions: tuple[Condition, ...] = ()
     more_runs: int | None = None
-    """The expected number of further runs that would settle an inconclusive verdict; None in all other cases."""
+    """The expected number of further runs that would settle an inconclusive verdict; None if unknown, or not needed."""
     reason: str | None = None
     """The reason why there is no clear verdict, or why runs allow only a soft verdict."""
     sentence: str = ""
@@ -179,7 +179,7 @@ def worst(verdicts: Iterable[Verdict]) -> VerdictName:
 
 
 class Result(ReasonedRecord):
-    """Status, reason and measurements of a run; None: unavailable. The keys are part of the public interface."""
+    """Status, reason and measurements of a run; None if unavailable. The keys are part of the public interface."""
 
     status: Status
     reason: str | None
@@ -194,7 +194,7 @@ class Result(ReasonedRecord):
     measurement_reason: str | None = None
     """The reason why the statistics are not a measurement; None if they are one, or without statistics."""
     checkpoint: CheckpointReport | Missing | None = None
-    """None for a run by another program, and for one that neither loads nor saves."""
+    """None for a run by another program, and for a run that neither loads nor saves a checkpoint."""
     profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | Missing = Missing("the load of experts was not recorded")
     """Balance of the experts of a run by llmb's engine."""

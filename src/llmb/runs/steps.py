@@ -19,7 +19,7 @@ from llmb.runs.folder import BrokenRecord
 
 Line = TypeVar("Line")
 MOST_BYTES = 1 << 29
-"""Size limit of a file, about half a million steps."""
+"""Maximum size of the file in bytes, for about half a million steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Step:
     layer_s_median: float
     """Median over all ranks of a layer's mean forward time in the first micro-batch."""
     outside_layers_s: float
-    """The shortest time that a rank spent before and between layers of the first micro-batch, not waiting for data."""
+    """Time before and between layers in the first micro-batch, on the rank with the least; without waits for data."""
     ended_s: float
     """The end of the step as the first rank saw it, in Unix time."""
     saving: bool = False

@@ -104,7 +104,7 @@ def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own_sizes: bool = False) -> Recipe | None:
     """Return the recipe with the layout of ``configuration``; None if the catalogue has no such recipe, or if a key of
-    ``NEEDED`` is missing. ``own_sizes``: accept a custom layout."""
+    ``NEEDED`` is missing. With ``own_sizes``, any layout is accepted."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None

@@ -60,7 +60,7 @@ class CauseRule(Record):
     name: CauseName
     title: str
     confirm: str
-    """A command that confirms the cause, with advice; ``{run}``: the run's folder or log, ``{command}``: repeats it."""
+    """A command that confirms the cause, with advice; ``{run}`` is the run's folder or log, ``{command}`` reruns it."""
     keys: tuple[str, ...] = ()
     times_steps: bool = True
     """True if a difference in a key that matches ``keys`` changes the step time."""
@@ -162,7 +162,7 @@ class Evidence:
     """The node of each rank."""
     throttled: tuple[Throttle, ...] | None = None
     trained_s: float | None = None
-    """Duration of all steps of the run and the pauses between them."""
+    """Seconds of all steps of the run and of the pauses between them; None without steps."""
 
     @property
     def mean_s(self) -> float:
@@ -215,7 +215,7 @@ def _fault(run: Evidence, key: str) -> CauseShare | None:
 
 
 PARTS = ("input", "copies to the GPU", "compute", "other waits")
-"""Names of the fields of ``RankExcess``."""
+"""Display names of the fields of ``RankExcess``."""
 SMALLEST_PART = 0.01
 
 

@@ -88,7 +88,7 @@ class Unmatched(Record):
     differs: tuple[Difference, ...]
     """Differences from the most similar unmatched recipe of the other side; empty if it has none of the same model."""
     reason: str | None
-    """For ``side`` before: why the recipe's runs after are not measurements, if there are any; else None."""
+    """The reason why the recipe's runs after, if any, are not measurements; None for ``side`` after."""
 
 
 class LeftOutRun(Record):
@@ -103,7 +103,8 @@ class Comparison(Record):
     after: str
     vary: tuple[str, ...]
     verdict: VerdictName
-    """The worst verdict of rows, also 'not comparable' if there are none or a recipe has only flawed runs after."""
+    """The worst verdict of the rows; at best 'not comparable' if there are none, or if a recipe has only flawed runs
+    after."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     """Differences between all compared runs of the two sides; several values of a side are separated by commas."""

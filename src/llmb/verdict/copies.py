@@ -2,8 +2,8 @@
 """Counts a run once if there are copies of it: folders that were copied, moved or unpacked again, and their logs.
 
 A run is identified by the id in its record, which its copies keep, and by its step times, which no two runs share to
-the last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and
-the verdicts on their recipe stay open: the slow run may be the changed one.
+the last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and verdicts
+in favor of their recipe become inconclusive: the slow run may be the changed one.
 """
 
 import hashlib
@@ -155,7 +155,6 @@ def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
 
 
 def _further_copies(places: Iterable[Place]) -> dict[Path, str]:
-    """Return, by path, why each copy of a run except the first is not counted."""
     return {
         place.path: f"{len(copies)} copies of one run{_ids_text(copies)}, counted once: {copies[0].path}"
         for copies in _by_source(places)

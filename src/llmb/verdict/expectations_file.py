@@ -23,7 +23,8 @@ from llmb.runs.result import Interval, Reference
 from llmb.verdict.judgement import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0
-"""Maximum ratio of step times in FP8 and BF16: peaks differ by a factor of 2, a misplaced decimal point by 10."""
+"""Limit of the ratio between step times in FP8 and BF16, whose peaks differ by a factor of 2: a misplaced decimal point
+changes a time by a factor of 10."""
 
 
 def _window(rule: str) -> str:

@@ -69,7 +69,7 @@ class UnknownCause(Record):
 
 
 class Explanation(Record):
-    """The causes of a run's step time: first causes that may be behind others, then by share, unknown shares last."""
+    """The causes of a run's step time: causes that may be behind others first, the rest by share, unknown ones last."""
 
     run: str
     """The run's folder, or its log."""
@@ -260,7 +260,8 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow compared with ``against``, else with the reference of ``verdict`` or its own verdict.
+    """Explain why ``run`` is slow compared with ``against``, or else with the reference of ``verdict`` or, if that is
+    None, of its own verdict.
 
     Return None for a run without a step time. Raise BrokenRecord or OSError if the steps of a run cannot be read.
     """

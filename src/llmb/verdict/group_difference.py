@@ -128,7 +128,8 @@ class GroupDifference:
     delta_pct: float
     """``after_s`` relative to ``before_s``; above 0 is slower."""
     ci95_pct: tuple[float, float] | None
-    """95 % confidence interval; None if only some runs have a single step, or both of two without ``earlier_runs``."""
+    """95 % confidence interval; None if some, but not all, runs have a single step, or if both of two runs do and there
+    are no ``earlier_runs``."""
     smallest_visible_change_pct: float | None
     """The smallest slowdown that these runs would have shown with probability ``POWER``; None without ``ci95_pct``."""
     noise_pct: float | None

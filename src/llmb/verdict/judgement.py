@@ -291,7 +291,8 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
-    """Return statistics of run means with Student's t interval; raise ValueError for an empty or infinite sample."""
+    """Return statistics of run means with Student's t interval. Raise ValueError if there are none, or if one is not
+    finite."""
     found = describe(means_s)
     if found.std is None:
         return found
@@ -313,7 +314,7 @@ def judge_against_figure(
 def _finding_against_figure(
     times: Statistics | None, flaw: str | None, reference: Reference, tolerance: Tolerance, *, alike: bool
 ) -> Verdict:
-    """Return the verdict regardless of conditions. ``alike``: the reference is published, with the same window."""
+    """Return the verdict regardless of conditions. ``alike`` is True for a published reference with the same window."""
     if times is None:
         return Verdict(verdict="invalid", soft=False, reason=flaw)
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
@@ -352,7 +353,7 @@ def single_difference(
 
 
 def _allowed(interval: Interval, values: int = 1) -> Interval:
-    """Widen a difference's interval by the assumed spread of repeats; ``values``: number of sides that vary."""
+    """Widen a difference's interval by the assumed spread of repeats; ``values`` is the number of sides that vary."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half

@@ -186,7 +186,6 @@ def _layout_text(recipe: Recipe) -> str:
 
 
 def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
-    """Classify the scaling of the measured rows with a known batch size; return None for a single scale."""
     sizes = {(row.gpus, row.gbs) for row in rows if row.gbs}
     if len({gpus for gpus, _ in sizes}) < 2:
         return None
@@ -211,7 +210,6 @@ def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
 
 
 def _per_gpu(row: ScalingRow, step_time_s: float | None) -> float | None:
-    """Return the sequences per second and GPU; None if they are unknown."""
     return row.gbs / step_time_s / row.gpus if row.gbs and step_time_s else None
 
 

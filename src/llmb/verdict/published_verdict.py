@@ -65,7 +65,7 @@ def published_verdict(
 def verdict_of_recipe(
     recipe: Recipe, repeats: Sequence[AnalyzedRun], stated: Values, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge runs of ``recipe`` by its published figure; Missing without a figure. ``stated``: the runs' conditions."""
+    """Judge runs of ``recipe`` by its published figure; Missing without one. ``stated`` are the runs' conditions."""
     figure = recipe.figure
     if figure is None:
         return Missing(f"no published figure: {recipe.expectations_reason}")
@@ -126,7 +126,6 @@ def _window_text(figure: Expectation, window: Window | None) -> str:
 
 
 def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:
-    """Add the published condition's source and, if the run's own value is known, the estimated effect."""
     if published is None:
         return condition
     slower = published.slower_pct if condition.own is not None else None

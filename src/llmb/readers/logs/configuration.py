@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the configuration of a run that has no record, from the beginning of its log and from the log's path.
 
-Most keys are those of a run's identity, such as ``workload``, ``gpu_type``, ``layout.tp``, and ``release`` of the
-reference suite.
+Most keys are those of a run's identity, such as ``workload``, ``gpu_type`` and ``layout.tp``; ``release`` is a release
+of the reference suite.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ _ARGUMENTS = {
     b"seq_length": "seq_len",
     b"num_layers": "layers",
 }
-"""Arguments of Megatron and derived programs, as printed when a run starts."""
+"""The layout's names of arguments that Megatron and derived programs print when a run starts."""
 _ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
 _FP8 = re.compile(rb"(?<!\w)fp8 ?(?:[:=]|\.{2,60}) ?['\"]?(?:e4m3|hybrid)(?!\w)")
 _MXFP8 = re.compile(rb"(?<!\w)fp8_recipe ?(?:[:=]|\.{2,60}) ?['\"]?mxfp8(?!\w)")
 _ARGUMENTS_SIGN, _PARAMETER_SIGN, _GPU_SIGN = b"parallel_size", b"Config param ", b"NVIDIA "
-"""Strings in all logs for which the patterns are meant; searching for a string takes a tenth of the time."""
+"""Strings in every log that the patterns may match; searching for a string takes a tenth of the time."""
 _PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
 _GPU = re.compile(
     rb"\bNVIDIA (?P<chip>G?[ABHL]\d{2,3}S?)"
     rb"(?:[ -](?:PCI[eE]|NVL\d{0,2}|SXM\d?|CNX|\d{2,3}GB|HBM\d\w?|MIG [\w.+]{1,20})){0,5}(?!\w)"
 )
-"""The name of a device, from the driver or CUDA."""
+"""Matches the name of a GPU, as the driver and CUDA print it."""
 _SLICES = re.compile(rb"[\r\n] {1,9}MIG {1,9}[\w.+]{1,20} {1,9}Device {1,9}\d")
 """Matches a MIG device in the output of ``nvidia-smi -L``."""
 
@@ -78,7 +78,7 @@ _OF_ONE_RUN = re.compile(
     rb"|took",
     re.IGNORECASE,
 )
-"""Arguments whose values differ between repeats."""
+"""Occurs in the names of arguments whose values differ between repeats of a run."""
 ARGUMENTS = "arguments.digest"
 """Key of a digest of the arguments that were printed before the first step."""
 INFERRED_RELEASE = "release.inferred"
@@ -86,10 +86,10 @@ INFERRED_RELEASE = "release.inferred"
 
 
 def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:
-    """Return the configuration of a run whose log begins with ``head``; the path only adds values that the log lacks.
+    """Return the configuration of a run whose log begins with ``head``; the path only adds values that ``head`` lacks.
 
-    ``first_step`` is the position of the first step in ``head``, or -1. If the workload is unknown but the log has
-    sizes, a digest of arguments before the first step is added.
+    ``first_step`` is the position of the first step line in ``head``, or -1. If the workload is unknown but ``head``
+    has sizes of the layout, a digest of the arguments before the first step is added.
     """
     header = head[:first_step] if first_step >= 0 else head
     from_head = _from_head(head) | (sizes_in(header) or sizes_in(head))
@@ -101,7 +101,7 @@ def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> di
 
 
 def sizes_in(text: bytes) -> dict[str, int]:
-    """Return the sizes of the layout that Megatron's arguments or torchtitan's header print in ``text``."""
+    """Return the sizes of the layout in ``text``, from Megatron's arguments or torchtitan's header."""
     values: dict[str, int] = {}
     if _ARGUMENTS_SIGN in text:
         for name, value in _ARGUMENT.findall(text):
@@ -128,8 +128,8 @@ def _from_head(head: bytes) -> dict[str, Value]:
 
 
 def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
-    """Return the catalogue's type of a GPU, or the GPU's name if the catalogue lacks its variant; None for the bare
-    name of a chip of which the catalogue has several variants."""
+    """Return the catalogue's type of a GPU, or the GPU's name if the catalogue lacks its variant; None if the name does
+    not show which variant of a chip in the catalogue it is."""
     gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
     name += MIG.rstrip() if _SLICES.search(head) else ""
     is_bare = name.endswith(f" {chip}") and chip.lower() in gpus

@@ -45,7 +45,7 @@ _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
         "preparation of a dataset or a checkpoint",
     ),
 )
-"""Names of files that are not read, with the resulting status and reason; the first match counts."""
+"""Patterns for the names of files that are not read, with the resulting status and reason; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def parse_logs(files: LogFiles, rule: str, workers: int) -> Iterator[ParsedFile]
 
 
 def read_in_parallel(files: LogFiles, read: "partial[Content]", workers: int) -> Iterator[Content]:
-    """Yield the result of ``read``, which must be picklable, for every log of ``files``, in the order of completion."""
+    """Yield the result of ``read``, which must be picklable, for every log of ``files``, in no particular order."""
     if workers > 1 and _is_worth_a_pool(files):
         yield from _read_in_pool(files.logs, partial(_read_each, read=read), workers)
     else:

@@ -30,13 +30,13 @@ class PrintedWork:
     gbs: int | None = None
     """Sequences per step; None if not in the log."""
     change: str | None = None
-    """The reason why the steps do different amounts of work."""
+    """Description of the first difference in the amount of work between steps."""
     before: tuple[int, int] | None = None
     """A step, and the number of samples consumed by the end of that step."""
     work: tuple[float, float] | None = None
     """The smallest and the largest number of tokens per GPU in a step, each the product of its rate and time."""
     tokens: Counter[int] = field(default_factory=Counter)
-    """The number of steps with each number of tokens, without padding."""
+    """The number of steps by their number of tokens, without padding."""
 
     def note(self, line: StepLine) -> None:
         """Add the next line of the window."""
@@ -60,7 +60,6 @@ class PrintedWork:
         return f"the global batch size changes {before}to {gbs:g} in step {line.step} of the window"
 
     def _consumed(self, line: StepLine) -> float | None:
-        """Note the line, and return the samples per step since the previous line; None if unknown."""
         before = self.before
         self.leave(line)
         if before is None or line.samples is None or line.step <= before[0]:
@@ -156,7 +155,7 @@ class LoggedAttempt:
     means: bool = False
     """True if a line that declares no number of averaged steps covers all steps since the previous line."""
     continued: bool = False
-    """True if the run loaded a checkpoint before its first step, whose number may then differ."""
+    """True if the run loaded a checkpoint before its first step, whose number may then not be ``first_number``."""
     number: int = 0
     """Number of the attempt, from 1. A lower step number than before, or a line with ``after``, begins another one."""
     last: int | None = None
@@ -202,7 +201,7 @@ class LoggedAttempt:
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)
-    """The number of times that each distance between logged steps occurs."""
+    """The number of occurrences of each distance between logged steps, by distance."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step logged by each rank."""
     left_out: str | None = None
@@ -212,7 +211,7 @@ class LoggedAttempt:
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""
     repeated_s: tuple[float, float] = (0.0, 0.0)
-    """Two sums of the times of the window's steps that are logged again: as logged first, and as logged again."""
+    """Sums of the times of the window's steps that were logged again: as logged first, and as logged again."""
     settled: bool = False
     """True if ``settle`` determined the steady state: it is ``window``, which is None if there is no steady state."""
 
@@ -274,7 +273,7 @@ class LoggedAttempt:
         return self.step, self.since, self.step_time_s, self.tflops_per_gpu, self.logged_s
 
     def missing(self, window: Window) -> list[range]:
-        """Return the ranges of steps in the window that the log lacks, apart from those that it regularly skips."""
+        """Return the ranges of steps in the window that the log lacks, apart from steps that it regularly skips."""
         if self.mean_of > 1:
             return []  # each line declares the steps that it covers
         every = self.interval
@@ -349,7 +348,7 @@ class LoggedAttempt:
             self.laps.append(Lap(steps_s=steps_s, clock_s=clock_s, between_s=between_s, steps=steps))
 
     def _is_news(self, line: StepLine) -> bool:
-        """Return whether a step is new: neither this rank nor another has logged it."""
+        """Return whether a line logs a new step or begins an attempt, rather than repeat a step of another rank."""
         before = self.ranks.get(line.rank)
         if len(self.ranks) < _MOST_RANKS or before is not None:
             self.ranks[line.rank] = line.step

@@ -28,7 +28,7 @@ LONGEST_PAUSE_S, MOST_PAUSE = 60.0, 10
 DISTINCT_TIMES = 5
 """Minimum number of different step times that identify a run."""
 WIDEST_CLOCK_ERROR = 0.05
-"""Maximum relative error of a step time from a clock of whole seconds, for the step time to be reported."""
+"""Maximum relative error with which a step time from a clock of whole seconds is reported."""
 MOST_TFLOPS = 1e30
 """Larger numbers are considered damaged."""
 _BELOW_0 = math.nextafter(0.0, -1.0)
@@ -85,7 +85,7 @@ class LogOutcome:
     error_at_end: str | None = None
     """The error in the log after the last step of a measurement; the scheduler's time limit does not count."""
     digest: str | None = None
-    """Digest of the logged values, equal for copies of a log with any names; None if the log has no steps."""
+    """Digest of the logged values, equal for copies of a log, whatever their names; None if the log has no steps."""
 
     @property
     def gpus(self) -> int | None:
@@ -120,7 +120,6 @@ def _digest(log: RunLog) -> str:
 
 
 def _judged(log: RunLog, last: int) -> LogOutcome:
-    """Return the outcome of a log with steps; ``last`` is the number of the run's last step."""
     attempt = log.attempt
     window, unfit = _window(attempt, last)
     unfinished = _why_unfinished(log, last, window)

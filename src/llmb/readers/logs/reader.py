@@ -119,7 +119,6 @@ class StepFinder:
 
 
 def _line_start(text: bytes, at: int, start: int) -> int:
-    """Return the start of the line that contains position ``at``; at least ``start``."""
     newline = text.rfind(b"\n", start, at)
     return max(newline, text.rfind(b"\r", max(newline, start), at), start - 1) + 1
 
@@ -218,7 +217,7 @@ class RunLog:
 
     @property
     def is_in_head(self) -> bool:
-        """Return whether ``head`` is the whole text."""
+        """True if ``head`` is certainly the whole text."""
         return len(self.head) < _HEAD_BYTES
 
 

@@ -71,7 +71,7 @@ _FIELDS = re.compile(
 _NOTE = re.compile(rb"(\d{1,9}|end) (\d{1,18})")
 _STEP = re.compile(rb"%s\d{1,9}, iteration (\d{1,9})/" % STEP_LINE_HEAD)
 Kind = tuple[str, int, int]
-"""Operation, code of the datatype, ranks of the communicator."""
+"""Operation, code of the datatype, and number of ranks in the communicator."""
 
 
 class Event(NamedTuple):
@@ -243,7 +243,7 @@ def _logs_below(folder: Path, name: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of one rank, with ``least`` to ``most`` elements, which differ if sizes are grouped by powers of two."""
+    """A call by one rank on ``least`` to ``most`` elements, which differ if sizes are grouped by powers of two."""
 
     operation: str
     least: int
@@ -268,7 +268,7 @@ class NcclLog:
 
     calls: dict[Call, Calls] = field(default_factory=dict)
     handles: list[Handle] = field(default_factory=list)
-    """Handles of all files; a process is identified together with the number of its file."""
+    """Handles in all files; their ``process`` begins with the file's position in the arguments, from 0."""
     steps: dict[int, dict[Kind, Calls]] = field(default_factory=dict)
     """The calls of each step, if steps are known."""
     coarse: bool = False

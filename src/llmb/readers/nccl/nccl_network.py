@@ -38,7 +38,7 @@ _INTERFACE = re.compile(rb"([\w.-]{1,64}):")
 Match = re.Match[bytes]
 NAMES = Path(__file__).parent / "data" / "networks.yaml"
 MOST_BYTES = 1 << 25
-"""Bytes of a run's log to search: NCCL prints the network at the beginning, when it creates communicators."""
+"""Maximum bytes of a log to search: NCCL prints the network at the beginning, when it creates communicators."""
 TCP = "TCP sockets"
 NVLINK = "NVLink"
 """The fabric of nodes that NVLink connects with each other."""
@@ -265,7 +265,8 @@ def network_names() -> NetworkNames:
 
 
 class Channels(Record):
-    """Channels of the communicator with the most channels; ``nvls`` is the most of any communicator."""
+    """Numbers of channels: ``collective`` and ``point_to_point`` of the communicator with the most collective channels,
+    and the largest ``nvls`` of any communicator."""
 
     collective: int
     nvls: int | None
@@ -285,7 +286,7 @@ class NodesNetwork(Record):
     devices_used: tuple[str, ...] | None
     """Devices that channels of the logged ranks use."""
     idle_devices: tuple[str, ...] | None
-    """Devices without a channel; None unless the log has all ranks of the nodes."""
+    """Devices without a channel; None if the log may lack ranks of the nodes, or does not name the devices in use."""
 
 
 class Network(Record):

@@ -59,7 +59,7 @@ class Bandwidth:
     wrong: float | None
     """Number of wrong results."""
     cpu_time_us: float | None = None
-    """CPU time of the host (``-C 1``), from which the bandwidths are then computed."""
+    """CPU time of the host (with ``-C 1``), from which the bandwidths are then computed."""
     not_finite: dict[str, str] = field(default_factory=dict)
     """The text printed instead of a number, such as ``inf``, by the name of the field that is therefore None."""
 
@@ -92,7 +92,7 @@ class TestTable:
     average_bus_gb_s: float | None = None
     not_finite: dict[str, str] = field(default_factory=dict)
     contradiction: str | None = None
-    """Figures of the table that contradict each other, as in a file with the output of two tests."""
+    """Description of figures in the table that contradict each other, as in a file with the output of two tests."""
 
     @property
     def ways(self) -> Iterator[Bandwidth]:
@@ -133,7 +133,8 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
 
 
 def _checked(table: TestTable) -> TestTable:
-    """Return the table, with its first contradiction, if any. ``hypercube_perf`` counts fewer bytes than it prints."""
+    """Return the table with its first contradiction, if any. The lower limit, 1/2.2, allows for ``hypercube_perf``,
+    which counts fewer bytes than it prints."""
     average, buses = table.average_bus_gb_s, [way.bus_gb_s for way in table.ways if way.bus_gb_s is not None]
     problems = (
         f"{row.size_bytes:,} bytes in {time_us:g} us are {rate:.4g} GB/s, not {way.algorithm_gb_s:g}"
@@ -339,7 +340,6 @@ def is_test_json(head: bytes) -> bool:
 
 
 def _json_table(source: str, content: bytes, where: str) -> TestTable:
-    """Parse the JSON output of one test. Raise UsageError if it is incomplete or invalid."""
     try:
         output = _JsonOutput.model_validate_json(content)
     except ValidationError as error:
@@ -384,7 +384,7 @@ def _finite(value: float | None) -> tuple[float | None, str | None]:
 
 
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
-    """Group different files' tables of one test and kind of time. A table without a test's name is its own group."""
+    """Group the tables of different files by test and kind of time. A table without a test's name is its own group."""
     groups: list[list[TestTable]] = []
     for test in tests:
         fits = (

@@ -152,7 +152,7 @@ class RankTrace:
     names: tuple[NameTime, ...]
     """The names with the longest total times over all steps."""
     unclassified: tuple[NameTime, ...] = ()
-    """The longest unclassified kernels."""
+    """The unclassified kernels with the longest total times."""
     notes: tuple[str, ...] = ()
     """Remarks on the trace, such as on events left out."""
     gpu_name: str | None = None

@@ -31,7 +31,7 @@ from llmb.readers.profiles.timeline import (
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24
-"""Approximate maximum length of an event, and of the header; if one is longer, the file is damaged or not a trace."""
+"""Approximate maximum number of characters in an event or the header; a file with more is damaged, or not a trace."""
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
@@ -141,7 +141,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime")
 _CATEGORIES = (*("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation"), *_LAUNCHES)
 _NO_GROUP = ("", "undefined")
 _OPTIMIZER = "Optimizer.step#"
-"""Prefix of the names of ranges that mark steps of optimizers in PyTorch."""
+"""Prefix of the names of the ranges with which PyTorch marks optimizer steps."""
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -155,7 +155,7 @@ class _Collected:
     rules: Rules
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     device_ends: dict[int, int] = field(default_factory=dict)
-    """Times at which the device finished the work launched by a step."""
+    """Times in nanoseconds at which the device finished the work launched by a step, by step number."""
     kernels: Recorder = field(default_factory=Recorder)
     threads: dict[tuple[str, str], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
     groups: set[str] = field(default_factory=set)
@@ -199,7 +199,7 @@ class _Collected:
         return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
 
     def take_iterations(self) -> str | None:
-        """Use the intervals between an optimizer's steps as steps; return a note, or None if there are too few."""
+        """Use the intervals between optimizer steps as steps; return a note, or None if there are too few."""
         name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
         ends = sorted(self.updates[name]) if name else []
         if len(ends) < 2:

@@ -13,7 +13,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 
 LONGEST = 4096
-"""Limit of parsed characters; template arguments may be far longer."""
+"""Maximum number of characters of a name to parse; template arguments may be far longer."""
 _LENGTH = re.compile(r"\d{1,4}")
 _LITERAL = re.compile(r"L[a-z]n?\d+E")
 _TYPE = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
@@ -25,7 +25,7 @@ _PLAIN_TYPES = frozenset(
 class KernelName(NamedTuple):
     """The parts of a kernel's name: ``function``, and the ``namespace`` that precedes it (``a::b``).
 
-    ``argument`` is the first type in its template arguments that is not built-in, without arguments of its own:
+    ``argument`` is the first type among its template arguments that is not built-in, without the type's own arguments:
     libraries such as CUTLASS have few kernel functions, whose argument shows what they compute. Parts may be empty.
     """
 

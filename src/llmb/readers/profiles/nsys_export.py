@@ -38,12 +38,12 @@ Row = tuple[object, ...]
 class _Process:
     activities: Recorder = field(default_factory=Recorder)
     host: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Steps as ranges on the host."""
+    """Start and end of each step on the host in nanoseconds, by step number."""
     starts: list[tuple[int, int]] = field(default_factory=list)
-    """Starts of the steps, in order, each with its number."""
+    """Start of each step in nanoseconds and the step's number, sorted."""
     launches: Launches = field(default_factory=Launches)
     ends: dict[int, int] = field(default_factory=dict)
-    """Times at which the GPU finished the work launched by a step."""
+    """Times in nanoseconds at which the GPU finished the work launched by a step, by step number."""
     graphs: int = 0
     without_time: int = 0
 

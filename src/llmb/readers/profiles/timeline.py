@@ -15,7 +15,7 @@ from llmb.readers.profiles.classify import OTHER, Activity, Label
 Span = tuple[int, int]
 Device = Literal["gpu", "cpu"]
 LAST_NS = 1 << 62
-"""Limit of the absolute value of a time, so that the sum of two fits in 64 bits."""
+"""Limit of the absolute value of a time in nanoseconds, so that the sum of two times fits in 64 bits."""
 EVER: Span = (-LAST_NS, LAST_NS)
 
 
@@ -86,7 +86,7 @@ class TracedStep(NamedTuple):
 
 
 class NameTime(NamedTuple):
-    """All activities of one name, summed over the steps of a trace."""
+    """All activities with one name that began within the steps of a trace."""
 
     name: str
     activity: Activity
@@ -167,9 +167,9 @@ class Launches:
 
     def __init__(self) -> None:
         self.starts = array("q")
-        """The time of each launch."""
+        """The time of each launch in nanoseconds."""
         self.pending: dict[object, int] = {}
-        """The launch times of calls without a kernel so far, by identifier."""
+        """The launch times in nanoseconds of kernels that have not been recorded so far, by identifier."""
         self.early: set[object] = set()
         """Identifiers of kernels that were read before their launch, or without one."""
 

@@ -47,8 +47,8 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process with steps. If ``unmarked`` and no step is marked, an optimizer's iterations or
-    else the whole trace count as steps, with a note. Raise UsageError if it is invalid, or has no complete step."""
+    """Return one timeline per process with steps. If ``unmarked`` and no step is marked, optimizer iterations or else
+    the whole trace count as steps, with a note. Raise UsageError if the file is invalid or has no complete step."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
     is_nsys = _is_sqlite(path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters of a node, such as of errors and packets, and the kernel's messages while a run trains.
 
-They are read when a sampler starts and ends, without root privileges: from files below ``root``; of GPUs, with NVML.
-Counters are named ``area/device/name``; those at 0 are omitted.
+They are read when a sampler starts and ends, without root privileges: from files below ``root``, and from GPUs with
+NVML. Counters are named ``area/device/name``; counters at 0 are omitted.
 
 Files: Documentation/ABI/{stable/sysfs-class-infiniband,testing/sysfs-class-net-statistics,testing/sysfs-devices-edac,
 testing/dev-kmsg} and Documentation/PCI/pcieaer-howto.rst of the Linux kernel.
@@ -20,7 +20,7 @@ from llmb.readers.samples.host import ROOT, cgroup_folders
 from llmb.readers.samples.sample_records import CounterReading
 
 MOST_S = 1.0
-"""Time limit of a reading; areas not reached in time are reported as unread."""
+"""Seconds after which a reading skips the remaining areas, which are reported as unread."""
 MOST_LINES, MOST_CHARACTERS = 200, 300
 """Maximum number of lines of the kernel's log to keep, and their maximum length."""
 VIRTUAL = ("lo", "docker", "veth", "virbr", "br-", "cni", "cali", "ifb", "dummy", "tun", "tap")
@@ -35,7 +35,7 @@ WORTH_KEEPING = re.compile(
     r"|I/O error|not responding|Lustre|controller is down|thermal|throttl",
     re.IGNORECASE,
 )
-"""Words of the lines to keep, which ``machine.yaml`` classifies; other lines do not concern the run."""
+"""Occurs in the lines to keep, which ``machine.yaml`` classifies; other lines do not concern the run."""
 _RECORD = re.compile(r"^\d+,\d+,\d+,[^;]*;")
 Counters = Iterable[tuple[str, int]]
 
@@ -78,7 +78,7 @@ class KernelLog:
 def read_counters(
     kernel: KernelLog, gpus: Callable[[], Counters] | None = None, no_gpus: str | None = None, root: Path = ROOT
 ) -> CounterReading:
-    """Read counters and kernel messages. ``gpus`` reads the GPUs' counters; ``no_gpus``: why they cannot be read."""
+    """Read counters and kernel messages. ``gpus`` reads the GPUs' counters; ``no_gpus`` is the reason if it is None."""
     end_s = time.monotonic() + MOST_S
     counters: dict[str, int] = {}
     read: list[str] = []

@@ -34,7 +34,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
-"""Indices of fields in the first line of /proc/stat, and the number of fields to sum; the others are parts of these."""
+"""Indices of fields in the first line of /proc/stat, and the number of fields to sum: further fields (guests) are parts
+of these."""
 OF_PROCESSES = slice(0, 3)
 """User, nice and system: the times that processes also report."""
 
@@ -85,7 +86,7 @@ class CpuLimit:
     file: Path
 
     def throttled_s(self) -> float | None:
-        """Return the throttled time, which cgroup v2 counts in microseconds, v1 in nanoseconds; None if unreadable."""
+        """Return the throttled seconds, counted in microseconds by cgroup v2, in ns by v1; None if unreadable."""
         try:
             counts = dict(line.split() for line in self.file.read_text().splitlines())
             if "throttled_usec" in counts:
@@ -183,8 +184,8 @@ class NodeProcesses:
     """The processes of a node, read repeatedly; the command line of each process is read once."""
 
     def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
-        """Set how the run's processes are found: by ``folder`` in their command lines (None: only this process), and
-        as descendants of these processes."""
+        """The run has the processes with ``folder`` in their command lines (None: only this process), and all their
+        descendants."""
         self.folder = None if folder is None else os.fsencode(folder)
         self.root = root
         self.words: dict[Key, tuple[bytes, ...]] = {}
@@ -255,7 +256,6 @@ class NodeProcesses:
 
 
 def _llmb_program(words: tuple[bytes, ...]) -> tuple[str, str | None] | None:
-    """Return the module and folder of a process that trains, measures or converts; None for any other."""
     for place, word in enumerate(words[1:], start=1):
         if word.startswith(WORKERS) and word != WAITS and words[place - 1] == b"-m":
             folder = words[place + 1] if place + 1 < len(words) else b""

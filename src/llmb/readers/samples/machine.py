@@ -57,7 +57,7 @@ class CounterRule(Record):
     between_nodes: bool = False
     """True if the rule applies only to runs on several nodes."""
     why: str | None = None
-    """The reason for the least rise, or for counting any."""
+    """The reason for the least rise that counts."""
 
     def counts(self, rise: int, seconds: float, of: int) -> bool:
         """Return whether a rise within ``seconds`` is large enough; ``of`` is the rise of the counter ``pct_of``."""
@@ -158,7 +158,7 @@ def machine_rules() -> MachineRules:
 
 
 def find_events(sampled: Sequence[Sampled], nodes: Sequence[str] = (), count: int | None = None) -> MachineReport:
-    """Report a run's events. ``nodes``: all nodes of the run, empty if unknown; ``count``: their minimum number."""
+    """Report a run's events. ``nodes`` are all nodes of the run, empty if unknown; it has at least ``count`` nodes."""
     events, unread = list[MachineEvent](), dict[tuple[str, str], list[str]]()
     names = {one.start.node for one in sampled}
     for node in (node for node in nodes if node not in names):

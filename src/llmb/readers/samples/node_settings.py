@@ -275,7 +275,7 @@ def _mtus(files: SystemFiles, interfaces: str) -> str | None:
 
 
 def _interfaces(files: SystemFiles, _: Mapping[str, str]) -> Settings:
-    """Yield the MTU and speed of interfaces with a device; others, such as those of containers, come and go."""
+    """Yield the MTU and speed of interfaces with a device; virtual ones, as for containers, come and go."""
     for name in files.names(NET):
         if files.exists(f"{NET}/{name}/device"):
             yield f"interface.{name}.mtu", files.number(f"{NET}/{name}/mtu")

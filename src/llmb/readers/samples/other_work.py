@@ -71,10 +71,8 @@ def find_other_work(
 
 
 def run_text(run: OtherRun) -> str:
-    """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in local time.
-
-    The folder above a run's own is shown, because its name is unique.
-    """
+    """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in local time. It names the
+    folder above the run's own, because only that name is unique."""
     where = f"in .../{Path(run.folder).parent.name}" if run.folder else f"(process {run.pid})"
     if run.since_s is None:
         return f"{run.program} {where}"

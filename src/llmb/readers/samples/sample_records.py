@@ -49,7 +49,7 @@ class SamplerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node at one moment; unknown values are None. Times and energy accumulate, energy since the sampler began."""
+    """A node at one moment; unknown values are None. Times and energy accumulate: only differences of samples count."""
 
     __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
@@ -215,11 +215,11 @@ class NodeOtherWork(Record):
     """Mean number of cores used by processes outside the run."""
     run_cores: float | None
     stolen_cores: float | None
-    """The number of cores used by other virtual machines."""
+    """Mean number of cores that other virtual machines took from this node."""
     cpu_limit_cores: float | None
     """Number of cores that the run's control group may use; None without a readable limit."""
     throttled_cores: float | None
-    """The number of cores by which ``cpu_limit_cores`` throttled the run."""
+    """Mean number of cores by which ``cpu_limit_cores`` throttled the run."""
     load_before: float | None
     """The kernel's load average over the minute before the sampler's first sample."""
     runs: tuple[OtherRun, ...]

@@ -33,7 +33,7 @@ from llmb.readers.samples.sample_records import (
 )
 
 MOST_BYTES = 1 << 28
-"""Size limit of a file of samples: the samples of a GPU node over weeks take less."""
+"""Maximum size in bytes of a file of samples: the samples of a GPU node over weeks take less."""
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
 """Maximum wait for last counters, and the time after a write for which a file counts as still being written."""
 
@@ -271,7 +271,6 @@ def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | Mi
 
 
 def _nodes(sampled: Sequence[Sampled], spans: Sequence[TimeSpan]) -> list[_Node]:
-    """Return, for each node, the sampler with the most samples in the spans; omit nodes without a sample there."""
     best: dict[str, _Node] = {}
     for one in sampled:
         places = places_inside([sample.time_s for sample in one.samples], spans)
@@ -334,7 +333,6 @@ def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -
 def _energy(
     hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
 ) -> tuple[float | None, EnergySource | None]:
-    """Return the energy (J) of all devices that train, and its source; None for both if unknown."""
     measured = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
     energies = present(measured)
     if not measured or len(energies) < len(measured):
@@ -372,7 +370,6 @@ def _reasons(
 
 
 def _no_host(nodes: Sequence[_Node], name: str) -> str:
-    """Return why a node's value is None: its counter covers only part of the window, or cannot be read."""
     field = {"cpu_pct_mean": "cpu_busy_s", "iowait_pct_mean": "cpu_iowait_s", "steal_pct_mean": "cpu_steal_s"}.get(name)
     counted = field and any(getattr(sample.host, field) is not None for node in nodes for sample in node.inside)
     return NOT_COVERED if counted else UNREADABLE

@@ -89,9 +89,7 @@ class ImportSource(Record):
 
 class CheckpointRecord(Record):
     """The content of ``checkpoint.json``: the model, the training progress, and the files with their sizes in bytes.
-
-    Imported weights do not come from a run of llmb: fields that only a run has are None, 0 or False.
-    """
+    For imported weights, which do not come from a run of llmb, fields that only a run has are None, 0 or False."""
 
     schema_version: Literal[1] = 1
     llmb_version: str
@@ -120,7 +118,7 @@ class CheckpointRecord(Record):
     """Origin of the weights and data of the run that saved the checkpoint; None if imported, or if not recorded."""
     files: dict[str, int]
     crc32: dict[str, str]
-    """Checksum of each file."""
+    """CRC-32 of each file, as eight hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +228,7 @@ def _damage(path: Path, record: CheckpointRecord) -> Iterator[str]:
 
 
 class Verified(Record):
-    """How a loaded checkpoint's files were verified, and the seconds that this took; both are None for a save."""
+    """The verification of a loaded checkpoint's files, and the seconds that it took; both are None for a save."""
 
     verification: Verification | None = None
     verify_s: float | None = None
@@ -243,7 +241,7 @@ class RankTransfer(Record):
     size_bytes: int
     duration_s: float
     blocked_s: float | None = None
-    """The time that training waited for an asynchronous save; None for a load, and if it waited for the whole save."""
+    """Time that training waited for the copy of an asynchronous save; None for a load, or a save that it waited for."""
 
 
 class CheckpointTime(Verified):

@@ -16,7 +16,7 @@ ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFa
 """Errors that the program passes to the process that started it."""
 
 FILE_BYTES = 10**9
-"""Size limit of a file of an imported checkpoint: each process of a killed import loses at most one file."""
+"""Size limit of a file of an imported checkpoint, in bytes: each process of a killed import loses at most one file."""
 
 Checksums = dict[str, str]
 """CRC-32 by file name, as in ``checkpoint.json``."""
@@ -66,9 +66,7 @@ class ExportJob(Record):
 
 class AdapterExportJob(Record):
     """A request to export the adapters in ``checkpoint`` to peft's files in the existing folder ``folder``.
-
-    ``model`` is the adapted model, and ``base`` that model's name or path, if known.
-    """
+    ``model`` is the adapted model, and ``base`` its name or path, if known."""
 
     kind: Literal["export adapters"] = "export adapters"
     checkpoint: str
@@ -92,9 +90,7 @@ class AdapterImportJob(Record):
 
 class ImportJob(Record):
     """A request to import ``files`` in ``source`` into ``folder``, which may hold files of an earlier attempt.
-
-    ``documents`` are the small files of the source that describe the weights.
-    """
+    ``documents`` are the small files of the source that describe the weights."""
 
     kind: Literal["import"] = "import"
     format: SourceFormat = "huggingface"
@@ -123,9 +119,7 @@ class ErrorRecord(Record):
 
 class ImportedWeights(Record):
     """The result of an import: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
-
-    ``lora`` describes imported adapters.
-    """
+    ``lora`` describes imported adapters."""
 
     checksums: Checksums
     dtypes: tuple[StoredDtype, ...]

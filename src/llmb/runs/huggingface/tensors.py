@@ -345,7 +345,7 @@ def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
 
 
 def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
-    """Return the targets of ``layers``, perhaps less ``gate_proj``; None if none fits. ``shared``: Q, K, V share A."""
+    """Return the targets of ``layers``, perhaps without ``gate_proj``; None if none fit. If ``shared``, QKV share A."""
     names = set(layers)
     fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "qv", "attention", "all-linear")
     for targets in fitting if shared else fitting[1:]:

@@ -130,7 +130,6 @@ def _set_all(fields: dict[str, Any], values: Mapping[str, object]) -> None:
 
 
 def _set(fields: dict[str, Any], name: str, value: object) -> None:
-    """Set a field, if the value is not None. Parts that contain it, as in ``moe.experts``, are created if missing."""
     *above, last = name.split(".")
     if value is None:
         return

@@ -212,10 +212,10 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 
 
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
-    """Write cluster_config.yaml, or migrate the user's own and add missing keys; return a description of the change.
+    """Write cluster_config.yaml, or migrate the user's own file and add missing keys; return a text about the change.
 
-    With ``keep``, the user's own is kept; else raise UsageError if it differs or is invalid, EnvironmentProblem if it
-    is not writable."""
+    With ``keep``, the user's own file is kept. Otherwise, raise UsageError if it is invalid or contradicts ``section``,
+    EnvironmentProblem if it is not writable."""
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
         journal.file(CLUSTER_CONFIG, file_text(section))

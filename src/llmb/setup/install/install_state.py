@@ -183,10 +183,7 @@ def locked_journal(root: Path) -> Iterator[Journal]:
 
 
 def _begin(root: Path, answers: Answers) -> None:
-    """Create the state and its missing folders; a rename makes them appear together.
-
-    Several processes may do so concurrently, and take the lock afterwards.
-    """
+    """Create the state and its missing folders; they appear together, because several processes may do this at once."""
     if state_path(root).exists():
         return
     state = InstallState(root=str(root), made_root=not root.exists(), answers=answers)
@@ -215,8 +212,9 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove the items, the last first. Return the removed paths, and the kept ones: changed or unreadable files, and
-    folders that are not empty or cannot be removed. Raise UsageError for a path that is not below the root, OSError."""
+    """Remove the items, last first. Return the removed paths, and the kept ones: changed or unreadable files, and
+    folders that are not empty or cannot be removed. Raise UsageError for a path outside of the root, OSError if another
+    removal fails."""
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path

@@ -82,7 +82,7 @@ def all_answers(answers: Answers, root: Path) -> Answers:
 
 
 def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
-    """Return all steps of an installation, those not done yet as open, without writing anything."""
+    """Return all steps of an installation, without performing any: steps that are not done are open."""
     state = read_state(root) or InstallState(root=str(root), made_root=False, answers=answers)
     journal = Journal(root, state)
     what = Installation(journal=journal, answers=answers, catalogue=catalogue, import_image=import_image)

@@ -88,7 +88,7 @@ class Surroundings:
 
     @cached_property
     def unusable(self) -> dict[str, str]:
-        """Return why each unusable scheduler cannot be used, by name, except those that do not respond now."""
+        """Return why schedulers cannot be used, by name, except schedulers that only do not respond at the moment."""
         offers = {}
         for name in SCHEDULERS:
             try:

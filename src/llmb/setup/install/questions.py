@@ -2,7 +2,7 @@
 """The questions of an installation, in order: their conditions, valid answers and defaults.
 
 On a terminal, the user is asked for missing answers to interactive questions, and to correct invalid ones. Otherwise,
-defaults are used, and invalid answers and those without a default are reported together.
+defaults are used; invalid answers, and missing ones without a default, are reported together.
 """
 
 import platform

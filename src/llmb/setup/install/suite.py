@@ -43,7 +43,7 @@ Commands = Sequence[Sequence[str]]
 
 
 def suite_environments(answers: Answers, journal: Journal) -> dict[str, str]:
-    """Return the virtual environment of each workload that needs one."""
+    """Return the path of the virtual environment, by workload, of each workload that needs one."""
     chosen = _chosen(journal)
     needing = (script for script in suite_scripts(answers) if script.installs)
     return {script.workload: str(_environment(script, journal.root, chosen)) for script in needing}

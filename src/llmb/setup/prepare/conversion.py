@@ -209,7 +209,8 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
 
 
 def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Raise UsageError with all files that differ from checksums that the hub's client saved, OSError if unreadable."""
+    """Raise UsageError with all files that differ from the checksums that the hub's client saved, OSError if a file is
+    unreadable."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
         return

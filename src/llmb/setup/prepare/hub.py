@@ -45,7 +45,7 @@ LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token from https://huggin
 
 
 class HubDataset(NamedTuple):
-    """A dataset on the hub: its repository, and the files with its splits, all of them required."""
+    """A dataset on the hub: its repository, and patterns of the files with its splits, each of which must match."""
 
     repository: str
     files: tuple[str, ...]
@@ -319,7 +319,7 @@ def check_access(repositories: Sequence[NeededRepository], endpoint: str | None 
 
 
 def refused(access: Iterable[RepositoryAccess]) -> tuple[RepositoryAccess, ...]:
-    """Return the repositories that this user cannot read, except those that could not be checked."""
+    """Return the repositories that this user cannot read, except repositories that could not be checked."""
     return tuple(item for item in access if item.state not in NOT_REFUSED)
 
 

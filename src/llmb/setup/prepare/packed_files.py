@@ -103,8 +103,8 @@ SEED = 1234
 class Documents:
     """All samples of a split as tokens, in the order of the samples.
 
-    tokens: uint32 [tokens], mapped into memory. starts: int64 [samples + 1], where each sample begins in ``tokens``.
-    prompts: int64 [samples], the number of tokens before each answer.
+    ``tokens``, uint32 [tokens], is mapped into memory. ``starts``, int64 [samples + 1], has the position in ``tokens``
+    at which each sample begins, and the end. ``prompts``, int64 [samples], has the number of tokens before each answer.
     """
 
     tokens: "np.ndarray"
@@ -143,7 +143,7 @@ def write_packed(
 ) -> PackedDataset:
     """Pack the documents that fit ``seq_len`` places into a new dataset in ``folder``.
 
-    Raise UsageError if none fits, or if ``folder`` has content or is being written, EnvironmentProblem on failure.
+    Raise UsageError if none fits, or if ``folder`` has content or is in use, EnvironmentProblem if writing fails.
     """
     import numpy as np
 

@@ -126,7 +126,7 @@ Row = tuple[str, Mapping[str, Any]]
 def split_files(source: Path) -> Files:
     """Return the files of each split at ``source``: a folder with files named after splits, or one file for training.
 
-    Raise UsageError if ``source`` is unreadable, has none for training, or has several that are possible for a split.
+    Raise UsageError if ``source`` is unreadable, has no file for training, or has alternative files for a split.
     """
     if not source.is_dir():
         with open_file(source, do="pass a file or a folder with --source"):

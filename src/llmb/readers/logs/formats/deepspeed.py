@@ -2,11 +2,12 @@
 """DeepSpeed (0.6 to 0.18, ``utils/timer.py``, ``runtime/engine.py`` and ``runtime/pipe/engine.py``).
 
 With ``wall_clock_breakdown``, each step prints ``[Rank 0] time (ms) | fwd: 3865.91 | bwd: 11249.43 | bwd_inner: ... |
-step: 888.45`` without its number; the sum is the step time. Every ``steps_per_print`` steps ``step=10, skipped=0,
-lr=[...]`` and ``epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=58.7, CurrSamplesPerSec=61.3, ...``
-precede it: the time without waits for data is the configured ``train_batch_size`` over the second rate. Pipelines
-print ``steps: 10 loss: 1.2345 iter time (s): 1.234 samples/sec: 12.3``, the mean since the previous line. Steps are
-counted from 1; no line has their total. After the arguments of Megatron-DeepSpeed, only Megatron's lines are read.
+step: 888.45`` without its number; the sum of fwd, bwd and step is the step time. Every ``steps_per_print`` steps
+``step=10, skipped=0, lr=[...]`` and ``epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=58.7,
+CurrSamplesPerSec=61.3, ...`` precede it: the configured ``train_batch_size`` divided by the second rate is the time
+without waits for data. Pipelines print ``steps: 10 loss: 1.2345 iter time (s): 1.234 samples/sec: 12.3``, the mean
+since the previous line. Steps are counted from 1; no line has their total. After the arguments of Megatron-DeepSpeed,
+only Megatron's lines are read.
 """
 
 import re
@@ -43,7 +44,7 @@ STEP = re.compile(rb"(?:%s|%s|%s)" % (_TIMERS, _RATE, _PIPE) + LINE_ENDS_SOON)
 
 
 MOST_SAMPLES = 1e9
-"""Maximum number of samples of a step."""
+"""Maximum number of samples in a step; larger numbers are considered damaged."""
 SAMPLES_ERROR = 0.05
 """Maximum relative error of the product of a rate and a time, both rounded."""
 
@@ -53,10 +54,9 @@ class DeepSpeedReader:
         self._begin(0)
 
     def _begin(self, batch: int) -> None:
-        """Reset the state at the first line of a run, which logs the global batch size ``batch``."""
+        """Reset the state at the start of a run with the global batch size ``batch``; 0 if unknown."""
         self.batch = batch
         self.done = 0
-        """The last step read."""
         self.announced: int | None = None
         """The step of the next timers, if it was logged."""
         self.skipped, self.skipped_before = 0, 0

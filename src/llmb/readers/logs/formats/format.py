@@ -11,7 +11,7 @@ from typing import Protocol
 from llmb.readers.logs.step_line import StepLine
 
 MAX_LINE_BYTES = 4096
-"""Longer lines may not be read."""
+"""Lines longer than this may be skipped."""
 NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it, with a limited number of digits and without a capturing group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"

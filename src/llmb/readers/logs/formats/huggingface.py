@@ -4,7 +4,7 @@
 Every ``logging_steps`` steps ``{'loss': 2.31, 'grad_norm': 1.9, 'learning_rate': 4.5e-05, 'epoch': 0.1}`` is logged,
 without a step number or a time (transformers 5 quotes the values). The progress bar, ``10%|# | 5/50 [01:02<09:18,
 12.41s/it]``, has both; the last line is ``{'train_runtime': 614.2, ...}``. The bar counts steps from 1 and is printed
-every 0.1 s or much less often. A step's time is the mean since the previous bar, by the bar's clock, which shows whole
+at most every 0.1 s. A step's time is the mean since the previous bar, by the bar's clock, which shows whole
 seconds. An evaluation has its own bar, perhaps of the same length, and ends with ``{'eval_loss': .., 'eval_runtime':
 32.1, ..}``; step times exclude it. If the bar is disabled or in another file, the last step has the mean step time of
 the whole run.
@@ -46,19 +46,19 @@ _EPOCH = re.compile(_FIELD % (b"epoch", NUMBER))
 _RATE_ERROR = 0.0005
 """Error of ``train_steps_per_second``, which has three decimals."""
 _DIGITS_ERROR = 0.001
-"""Relative error of two four-digit numbers, as printed by transformers 5."""
+"""Relative error of the product of two four-digit numbers, as printed by transformers 5."""
 _CLOCK_S = 1.0
 _MOST_TOTALS = 20
 _MOST_PENDING = 10_000
 _DAMAGED = 1e9
 """Upper limit of the seconds of a run, and of its steps per second; larger values are considered damaged."""
 _ALIKE = 2.0
-"""Maximum ratio between two measurements of one run's step time, of which only one may include work before, between
-and after steps."""
+"""Maximum ratio of two measurements of one run's step time, one of which may include work before, between and after
+steps."""
 _ALIKE_PACES = 1.25
-"""Maximum ratio between the paces of two parts of a run without a pause or a slow step."""
+"""Maximum ratio of the mean step times of two parts of a run without a pause or a slow step."""
 _ALIKE_RATES = 3.0
-"""Maximum ratio between the bar's rate, in which the first step may count twice, and the rate by its clock."""
+"""Maximum ratio of the step times by the bar's rate, in which the first step may count twice, and by its clock."""
 
 
 class _State(NamedTuple):
@@ -188,7 +188,7 @@ class HuggingFaceReader:
             self.bar.pauses.see_end(seconds)
 
     def _see_end(self, text: bytes) -> Iterator[StepLine]:
-        """Yield a run's last step at its last line; yield or keep its mean if none was timed and it did not resume."""
+        """Yield a run's last step at its last line; yield or keep its mean if it has no timed step, and began at 0."""
         runtime, rate, loss = _RUNTIME.search(text), _RATE.search(text), _TRAIN_LOSS.search(text)
         seconds, per_s = number_or_none(runtime and runtime[1]) or 0.0, number_or_none(rate and rate[1]) or 0.0
         epochs, self.epochs = self.epochs, []
@@ -264,7 +264,7 @@ class _Bar:
         self.is_over = False
         """True if this was the bar of a completed evaluation."""
         self.whole: StepLine | None = None
-        """The mean of the run, if it was logged before all bars."""
+        """The mean step of the run, if it was logged before all bars."""
         self.pauses = _Pauses()
         self.steps_s = 0.0
         """Sum of the step times."""

@@ -76,16 +76,13 @@ class _Utilization(NamedTuple):
 
 
 class MegatronReader:
-    """Pairs each iteration with the throughput logged before it.
-
-    Two ranks write these lines, so that two throughputs may follow each other: each is kept until the iteration with
-    the same time.
-    """
+    """Pairs each iteration with the throughput logged before it. Different ranks write these lines, so that two
+    throughputs may follow each other: each is kept until the iteration with the same time."""
 
     def __init__(self) -> None:
         self.waiting: deque[_Utilization] = deque(maxlen=_MOST_WAITING)
         self.loaded: int | None = None
-        """The iteration of the loaded checkpoint, since the last line."""
+        """The iteration of a checkpoint that was loaded since the last line."""
         self.first: StepLine | None = None
         """The line of the first iteration after a start, if it was the last line."""
         self.interrupted = False

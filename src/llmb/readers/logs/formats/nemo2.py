@@ -23,7 +23,7 @@ _HEAD = rb"Training epoch (\d{1,9}), iteration (\d{1,9})/(\d{1,9}) \|"
 _LINE = re.compile(_HEAD + rb"([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % MAX_BODY_BYTES)
 _FIELD = re.compile(rb" (%s): ([^ |\r\n]+)" % b"|".join((*_MEASURED, GBS, GLOBAL_STEP, SAMPLES)))
 MOST_DIGITS = 15
-"""Maximum digits of a number of steps or samples."""
+"""Maximum number of digits in a number of steps or samples."""
 
 
 class Nemo2Reader:
@@ -88,7 +88,7 @@ def _is_complete(body: bytes) -> bool:
 
 
 def _fields_of(body: bytes) -> dict[bytes, bytes]:
-    """Return the relevant fields by name. If a name is repeated, its first value counts."""
+    """Return the relevant values by name; if a name is repeated, its first value."""
     return dict(reversed(_FIELD.findall(body)))
 
 

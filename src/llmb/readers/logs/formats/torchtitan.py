@@ -66,7 +66,7 @@ class TorchtitanReader:
         self.validated = False
         """True if there was a validation since the previous line."""
         self.previous: tuple[int, float | None] = (0, None)
-        """Step and time of the previous step line."""
+        """Step and timestamp (Unix time) of the previous step line."""
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
         place = start
