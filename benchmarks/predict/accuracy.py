@@ -263,7 +263,7 @@ def page(catalogue: Catalogue) -> str:
 
 For anyone who asks what the interval of `llmb predict` rests on: its errors for {len(steps)} published steps of
 pre-training, all on H100, in tables of three documents. Rows that differ only in the number of replicas count as one in
-a fit. Errors are the mean of absolute errors in percent of the published step, and in brackets the largest.
+a fit. A cell is the mean absolute error in percent of the published step time, with the largest in parentheses.
 
 {table(("test", "rows", "llmb predict", *BASELINES), rows(catalogue, steps))}
 

@@ -12,8 +12,9 @@ from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
 from llmb.catalogue.throughput import parameter_count
 from reference_pages.markdown import bullets, page, table
 
-INTRO = """The content of the files in `src/llmb/catalogue/data`. An empty cell is a value that no source states. For
-the sources of figures and their errata see [published figures](../explanation/published-figures.md).
+INTRO = """The content of the files in `src/llmb/catalogue/data`. An empty cell means that no source states
+a value, or a default that the section names. For the sources of figures and their errata see [published
+figures](../explanation/published-figures.md).
 
 [Workloads](#workloads), [documents](#documents), [models](#models), [layouts](#layouts),
 [published figures](#published-figures), [FLOPs as published](#flops-as-published),

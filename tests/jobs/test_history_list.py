@@ -84,6 +84,12 @@ def test_the_latest_is_the_newest_run_not_a_preparation(store: Store, job: Calla
     assert find_job(store, "latest").key == "k3"
 
 
+def test_the_latest_is_no_imported_run(store: Store, job: Callable[..., Job]) -> None:
+    store.add([replace(job(1), key="imported-1")])
+    with pytest.raises(UsageError, match="imported ones do not count"):
+        find_job(store, "latest")
+
+
 def test_jobs_are_listed_by_kind_and_only_runs_have_results(store: Store, job: Callable[..., Job]) -> None:
     kinds = {"preparation": "dataset", "benchmark": "gpus", "check": "node7"}
     others = [job(n, kind=kind, subject=kinds[kind]) for n, kind in enumerate(kinds, 2)]

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator
 from llmb.catalogue.records import PARALLEL, Dtype, Layout, Record
 
 Printed = Annotated[int | None, BeforeValidator(lambda text: int(text) if text else None)]
-"""A number of a table; None if its cell is empty."""
+"""An integer in a cell of a table; None if the cell is empty."""
 Way = Annotated[str | None, BeforeValidator(lambda text: text or None)]
 SIZES = (*PARALLEL, "mbs", "gbs")
 WAYS = {

@@ -96,7 +96,8 @@ def report(
     if show and form == "md":
         raise UsageError("--open requires a page or a plot, not Markdown", do="omit --open, or choose another format")
     if (plot is None) == (form in ("svg", "png")):
-        raise UsageError("only --plot NAME writes svg or png", do="add --plot NAME or --format svg, or omit both")
+        what = f"a plot cannot be written as {form}" if plot else f"{form} requires a plot"
+        raise UsageError(what, do="choose svg or png, or omit --plot" if plot else "add --plot, or choose html")
     found, content = report_on(runs, against, install_here(), say, form, plot or "", stated, full=full)
     if form == "md" and output is None:
         print_output(str(content))

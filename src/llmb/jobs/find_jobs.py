@@ -5,7 +5,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import median
 
@@ -33,15 +33,16 @@ def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
 
 
 def find_job(store: Store, text: str) -> Job:
-    """Find a job by its id or by the beginning of its folder name or short id, or the newest run for ``latest``.
+    """Find a job by its id or by the beginning of its folder name or short id.
 
-    If a run was submitted several times, return its latest job. Raise UsageError if no job or several jobs match.
+    ``latest`` is the newest run made in this root. If a run was submitted several times, return its latest job. Raise UsageError if no job or several jobs match.
     """
     if text == LATEST:
-        by_now = Filter(runs_only=True, limit=1, until_s=time.time() + CLOCKS_DIFFER_S)
-        if not (newest := store.jobs(by_now) or store.jobs(Filter(runs_only=True, limit=1))):
+        any_time = Filter(runs_only=True, made_here=True, limit=1)
+        by_now = replace(any_time, until_s=time.time() + CLOCKS_DIFFER_S)
+        if not (newest := store.jobs(by_now) or store.jobs(any_time)):
             do = "start one with 'llmb run' or 'llmb submit'"
-            raise UsageError("there are no runs yet", where=str(store.path), do=do)
+            raise UsageError("there are no runs yet (imported ones do not count)", where=str(store.path), do=do)
         return newest[0]
     jobs = (store.find_named(text) or store.with_short_id(text)) if text else []
     same_id = [job for job in jobs if job.job_id == text]

@@ -74,6 +74,8 @@ class Filter:
     until_s: float | None = None
     runs_only: bool = False
     """True to select only runs, each once with its last job."""
+    made_here: bool = False
+    """True to omit imported runs."""
     kind: Kind | None = None
     limit: int | None = None
     """The maximum number of jobs; the newest are selected."""
@@ -359,6 +361,8 @@ def _where(selection: Filter) -> tuple[str, list[object]]:
     if selection.runs_only:
         parts.append(_RUNS)
         values.append(NOT_SUBMITTED)
+    if selection.made_here:
+        parts.append("key NOT LIKE 'imported-%'")
     if selection.workload is not None:
         parts.append("? IN (workload, workload || '_' || size)")
         values.append(selection.workload)

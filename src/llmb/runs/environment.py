@@ -114,7 +114,7 @@ class Environment(Record):
     device_memory: DeviceMemory | None = None
     """None unless llmb's engine trained on GPUs until the run ended by itself."""
     gpus_at_end: tuple[GpuState, ...] | None = None
-    """State of the GPUs right after the last step; None as for ``device_memory`` and for ``gpus``."""
+    """State of the GPUs right after the last step; None where ``device_memory`` or ``gpus`` is None."""
     untried: str | None = None
     """A note that this version of torch was never tested; None if it was tested."""
     rdma_ports: tuple[RdmaPort, ...] | None = None

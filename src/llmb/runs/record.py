@@ -190,8 +190,8 @@ class RunRecord(ReasonedRecord):
     def _ranks_have_work(self) -> Self:
         layout = self.plan.recipe.layout
         if not (layout.dp and layout.edp and layout.ga):
-            what = f"{layout.gpus} GPUs and a global batch size of {layout.gbs}"
-            raise ValueError(f"plan.recipe.layout: {what} are too few for the parallel sizes")
+            what = f"{layout.gpus} GPUs or a global batch size of {layout.gbs}"
+            raise ValueError(f"plan.recipe.layout: {what} is too small for the parallel sizes and the micro-batch size")
         return self
 
     @property

@@ -94,7 +94,8 @@ def _link_folder(link: Path, target: Path) -> None:
 
 NemoState = Literal["complete", "missing", "incomplete", "of llmb"]
 COMMON_FILE = "weights/common.pt"
-"""The file that Megatron-Core writes last, together with the metadata (core/dist_checkpointing/serialization.py)."""
+"""Megatron-Core (0.7 to 0.18) writes it before the shards, and ``BACKEND_FILE`` last
+(core/dist_checkpointing/serialization.py)."""
 SAMPLES = ("training.jsonl", "validation.jsonl", "test.jsonl")
 
 

@@ -91,7 +91,7 @@ class NcclSummary:
     calls: int
     logged_ranks: int
     collectives: tuple[Collective, ...]
-    """Sorted by bytes, most first."""
+    """Sorted by the bytes of all logged ranks, largest first."""
     steps: tuple[StepTraffic, ...]
     """Empty if steps are unknown."""
     coarse: bool

@@ -162,9 +162,9 @@ class _Collected:
     without_time: int = 0
     """Number of events skipped because they have no valid time."""
     updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Times at which the host finished the steps of optimizers."""
+    """Nanoseconds at which the host finished optimizer steps, by the range's name."""
     device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Times at which the device finished the steps of optimizers."""
+    """Nanoseconds at which the device finished optimizer steps, by the range's name."""
     launches: Launches = field(default_factory=Launches)
     categories: set[str] = field(default_factory=set)
     devices: set[int] = field(default_factory=set)

@@ -108,7 +108,7 @@ def _list(parent: Any, key: str, place: str) -> list[Any]:  # noqa: ANN401 (any 
 
 PARQUET = b"PAR1"
 ARROW = b"\xff\xff\xff\xff"
-"""First bytes of the stream format of the library 'datasets', in its cache and with save_to_disk."""
+"""First bytes of Arrow's stream format, which the library ``datasets`` uses in its cache and in save_to_disk."""
 SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
 NOTES = ("dataset_info.json", "dataset_dict.json", "state.json")
 """Files of the library ``datasets`` that contain no samples."""
