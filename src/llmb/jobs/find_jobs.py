@@ -35,7 +35,8 @@ def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
 def find_job(store: Store, text: str) -> Job:
     """Find a job by its id or by the beginning of its folder name or short id.
 
-    ``latest`` is the newest run made in this root. If a run was submitted several times, return its latest job. Raise UsageError if no job or several jobs match.
+    ``latest`` is the newest run made in this root. If a run was submitted several times, return its latest job. Raise
+    UsageError if no job or several jobs match.
     """
     if text == LATEST:
         any_time = Filter(runs_only=True, made_here=True, limit=1)
