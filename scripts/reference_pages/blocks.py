@@ -120,7 +120,7 @@ def use_text(use: VariableUse) -> str:
     if use.sets:
         options = {**job_options(), **options_of(PrepareChoices)}
         added = "".join(f" and `{options[name].spelled} {value}`" for name, value in use.adds.items())
-        words = "".join(f" {value} for {name}" for name, value in use.values.items())
+        words = f" ({', '.join(f'{value} for {name}' for name, value in use.values.items())})" if use.values else ""
         return f"sets `{options[use.sets].spelled}`{words}{added}"
     if use.install:
         return "the root of installation, with every command"

@@ -12,20 +12,19 @@ from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
 from llmb.catalogue.throughput import parameter_count
 from reference_pages.markdown import bullets, page, table
 
-INTRO = """The content of the files in `src/llmb/catalogue/data`. An empty cell means that no source states
-a value, or a default that the section names. For the sources of figures and their errata see [published
-figures](../explanation/published-figures.md).
+INTRO = """The files in `src/llmb/catalogue/data`. Unless a section says otherwise, an empty cell means that there is
+none, or that no source states the value. Sources and errata: [published figures](../explanation/published-figures.md).
 
 [Workloads](#workloads), [documents](#documents), [models](#models), [layouts](#layouts),
 [published figures](#published-figures), [FLOPs as published](#flops-as-published),
 [packed sequences](#packed-sequences), [training](#training), [checkpoint sizes](#checkpoint-sizes),
 [jobs](#jobs), [fabrics](#fabrics), [hardware](#hardware)."""
-LAYOUTS = """`line` is that of the row in the document. DP and GA follow from the other columns. If vocabulary or
-experts are empty, the model's value holds."""
+LAYOUTS = """`line` is that of the row in the document. DP and GA are derived from the other columns. If vocabulary
+or experts are empty, the model's value holds."""
 ABOVE_LARGEST = {
     "double": "Doublings of the largest scale can be run too, with the batch size doubled as well.",
     "refuse": "No other scale.",
-    "any": "Any other scale that divides the batch size can be run too.",
+    "any": "Other scales can be run too, if the batch size is divisible.",
 }
 
 
@@ -46,7 +45,7 @@ def catalogue_page(catalogue: Catalogue) -> str:
         checkpoint_section(workloads),
         job_section(workloads),
         fabric_section(catalogue.fabrics.values()),
-        page("## Hardware", "Per GPU. Peaks are dense; NVLink adds both directions, the network is one way."),
+        page("## Hardware", "Per GPU. Peaks are dense; NVLink's rate adds both directions, the network's has one."),
         *map(gpu_section, catalogue.gpus.values()),
     )
 
@@ -67,7 +66,7 @@ def document_section(documents: Iterable[Document]) -> str:
         [d.document, d.title, d.source, d.release, d.window, profiled(d), d.convention, " ".join(d.notes)]
         for d in documents
     ]
-    intro = "The window is that of its figures; profiled steps are the first and the stop step of a profiled run."
+    intro = "The window has the steps of its figures. Profiled steps 20 to 25 are the steps from 20 to 24."
     return page("## Documents", intro, table(columns, rows))
 
 
@@ -85,7 +84,7 @@ def model_section(models: Sequence[Model]) -> str:
     rest = [[m.model, m.size, name, part.model_dump()] for m in models for name in parts if (part := getattr(m, name))]
     return page(
         "## Models",
-        "True architectures, even if a document prints other sizes. Active parameters are those used for one token.",
+        "The models' own sizes, even if a document prints others. Active parameters are those used for one token.",
         "Tied embedding and head count once.",
         table(["model", "size", *sizes, "parameters", "active"], shapes),
         table(["model", "size", *details, "source"], more),
@@ -108,7 +107,7 @@ def layout_section(workload: WorkloadFile, item: LayoutTable) -> str:
 
 
 def figure_section(figures: Sequence[PublishedFigure]) -> str:
-    intro = "As published. The line is that of the step time, which is in seconds."
+    intro = "As published, in seconds. The line is that of the step time; Megatron-Bridge's is computed from its rates."
     groups = [list(group) for _, group in groupby(figures, key=table_of_figure)]
     return page("## Published figures", intro, *map(figure_table, groups))
 
@@ -130,7 +129,7 @@ def figure_table(figures: Sequence[PublishedFigure]) -> str:
     ]
     place = f"on {first.gpu_type}" if first.gpu_type else "on a GPU that is not stated"
     title = f"### {first.workload} {first.size} {first.dtype} {place}, {source.release}, {source.kind}"
-    origin = f"{source.source}; window {source.window}; convention {source.convention}."
+    origin = f"{source.source}; window {source.window or 'not stated'}; convention {source.convention}."
     return page(title, origin, bullets(common), table(columns, rows))
 
 
@@ -155,7 +154,7 @@ def flops_section(workloads: Iterable[WorkloadFile]) -> str:
 def packing_section(workloads: Iterable[WorkloadFile]) -> str:
     columns = ["workload", "sequence length", "tokens", "sum of squared lengths", "source"]
     rows = [[w.workload, p.seq_len, p.tokens, p.sum_of_squares, p.source] for w in workloads for p in w.packing]
-    return page("## Packed sequences", "Means of one packed sequence.", table(columns, rows))
+    return page("## Packed sequences", "Means over packed sequences.", table(columns, rows))
 
 
 def training_section(workloads: Sequence[WorkloadFile]) -> str:
@@ -167,7 +166,7 @@ def training_section(workloads: Sequence[WorkloadFile]) -> str:
     rows = [[workload, size, *values.values()] for workload, size, values in settings]
     return page(
         "## Training",
-        "AdamW; linear warm-up, then a cosine down to `min_lr`.",
+        "AdamW; a linear warm-up, then a cosine down to `min_lr`.",
         table(["workload", "size", *settings[0][2]], rows),
     )
 
@@ -180,7 +179,7 @@ def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
             scales = f"{item.save_scales[0]} to {item.save_scales[1]}" if item.save_scales else None
             place = [item.document, item.line, " ".join(item.notes)]
             rows.append([workload.workload, size, item.size_gb, scales, item.min_load_scale, *place])
-    return page("## Checkpoint sizes", "As printed.", table(columns, rows))
+    return page("## Checkpoint sizes", "As the documents print them.", table(columns, rows))
 
 
 def job_section(workloads: Iterable[WorkloadFile]) -> str:
