@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -173,16 +172,16 @@ def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]], rest:
 
 # Published layouts
 
-For anyone who asks whether a published layout fits: the memory of its fullest rank, as
-[`llmb memory`](../explanation/memory.md) counts it; [three such ranks]({MEASURED}) were measured. Layouts
-that differ only in the number of replicas share a row, counted at the fewest GPUs, where shards are largest. A
-layout for several GPU types has to fit the one with the least memory.
+For anyone who asks whether a layout of the reference suite fits: the memory of its fullest rank, as [`llmb
+memory`](../explanation/memory.md) counts it. [Three such
+ranks]({MEASURED}) were measured. Layouts that differ
+only in the number of replicas share a row, counted at the fewest GPUs, where shards are largest. If a layout is for
+several GPU types, `GPU has` is the memory of the smallest.
 
 ## Memory
 
-In GiB. `needed` adds {MARGIN_GIB:g} for everything but tensors. `estimate` is the peak of the same rank by
-`llmb memory --estimate`. `before` is the peak that was counted when pipelines still kept everything that they
-receive in a step.
+In GiB. `needed` adds {MARGIN_GIB:g} for everything but tensors. `estimate` is the peak of the same rank by `llmb memory
+--estimate`.
 
 {table(COLUMNS, [memory_row(*each) for each in counted])}
 {uncounted(rest)}
@@ -204,16 +203,8 @@ def uncounted(layouts: Sequence[PublishedLayout]) -> str:
 COLUMNS = (
     *("layout", "GPUs", "TP", "PP", "VP", "CP", "EP", "rank"),
     *OWNERS,
-    *("peak", "needed", "GPU has", "fits", "estimate", "before"),
+    *("peak", "needed", "GPU has", "fits", "estimate"),
 )
-BEFORE = MappingProxyType(
-    {
-        "pretrain_llama3.1 70b bf16 h100 64": 63.6,
-        "pretrain_llama3.1 405b bf16 h100 512": 83.6,
-        "pretrain_nemotron4 340b bf16 h100 256": 76.9,
-    }
-)
-"""Peaks in GiB, by the name of the layout."""
 
 
 def memory_row(layout: PublishedLayout, accounts: Sequence[RankAccount]) -> list[str]:
@@ -230,7 +221,6 @@ def memory_row(layout: PublishedLayout, accounts: Sequence[RankAccount]) -> list
         f"{layout.capacity_gib:g}",
         "yes" if use.fits else "no",
         f"{estimated.peak_bytes / GIB:.1f}",
-        str(BEFORE.get(layout.name, "")),
     ]
 
 

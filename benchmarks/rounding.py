@@ -191,11 +191,10 @@ def sums_section(joined: Ranks, ranks: Sequence[int], trained: int) -> str:
 
     return f"""## Sums of gradients over ranks
 
-The relative error of a sum of gradients over ranks, simulated on a CPU. The catalogue's recipes reduce in bf16
-(`--grad-reduce-dtype bf16`), as published ones do, but those of tiny models in fp32. NCCL's rings, which also
-reduce-scatter, round to bf16 [at each rank](https://github.com/NVIDIA/nccl/issues/1026), trees at each rank of a node
-of {PER_NODE} and each level of nodes; NVLink switches add in fp32. The gradients are those of tiny Llama 3.1 in bf16,
-one sequence per rank, or independent normal values.
+The relative error of a sum of gradients over ranks, simulated on a CPU. By default, all recipes but tiny ones sum in
+bf16 (`--grad-reduce-dtype`). NCCL's rings then round [at each rank](https://github.com/NVIDIA/nccl/issues/1026), its
+trees at each rank of a node of {PER_NODE} and each level of nodes; NVLink switches add in fp32. The gradients are those
+of tiny Llama 3.1 in bf16, one sequence per rank, or independent normal values.
 
 {table(("gradients", "ranks", *SUMS), rows())}"""
 
@@ -212,18 +211,19 @@ def products_section(joined: Ranks, steps: int) -> str:
     depths = ([depth, *(product_distance(depth, promotes=way) for way in (True, False))] for depth in DEPTHS)
     return f"""## Partial sums of FP8 products
 
-Hopper's FP8 products keep partial sums of [about 14 bits](https://arxiv.org/abs/2412.19437). cuBLAS promotes them to
-fp32 periodically, here every {PROMOTED} terms, unless it may accumulate fast, which the engine permits in forward
-passes. CPUs multiply in fp32. Simulated in {steps} steps of tiny Llama 3.1 with delayed scaling: differences of losses
-from bf16, and from FP8 with fp32 sums.
+Hopper's FP8 products keep partial sums of [about 14 bits](https://arxiv.org/abs/2412.19437). cuBLAS adds them to fp32
+sums ("promotes" them) periodically, here every {PROMOTED} terms, unless it may accumulate fast, which the engine
+permits in forward passes. The table has differences of losses from those of bf16, and of FP8 with fp32 sums, in {steps}
+simulated steps of tiny Llama 3.1 with delayed scaling.
 
 {table(columns, measured)}
 
-Tiny products have at most 1,024 terms, large models' 4,096 and more: relative errors of products of random values.
+Products of tiny models have at most 1,024 terms, those of large models 4,096 and more. The relative errors of products
+of random values, simulated:
 
 {table(("terms", "promoted every 128", "never promoted"), depths)}
 
-Neither table has been measured on a GPU."""
+None of this was measured on a GPU."""
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ begins with a rare token: the loss of one step rises by up to 0.7, in exact fp32
 difference decides at which step."""
 STILL = {"steps": 3, "peak_lr": 1e-12}
 """Three steps that leave the parameters where they are: delayed scaling knows nothing before the first."""
-REFERENCE = {"dtype": "fp32", "attention_backend": "math", "keep_logits": True, "compiled": False}
+REFERENCE = {"dtype": "fp32", "attention_backend": "math", "compiled": False}
 
 
 class Figures(NamedTuple):
@@ -79,7 +79,6 @@ WAYS = {
     "fp32, compiled": Way({"dtype": "fp32", "compiled": True}, FP32),
     "bf16": Way({"dtype": "bf16"}, BF16),
     "bf16, attention by math": Way({"dtype": "bf16", "attention_backend": "math"}, BF16),
-    "bf16, logits kept": Way({"dtype": "bf16", "keep_logits": True}, BF16),
     "bf16, gradients reduced in bf16": Way({"dtype": "bf16", "grad_reduce_dtype": "bf16"}, BF16),
     "bf16, compiled": Way({"dtype": "bf16", "compiled": True}, BF16),
     "fp8, delayed scaling": Way({"dtype": "fp8"}, FP8),
@@ -149,17 +148,16 @@ def within(figures: Figures, bounds: Figures) -> bool:
 
 INTRO = f"""# Precisions and kernels, and what they change
 
-How far bf16, FP8, fused attention, chunked logits and compilation move the loss. Each row trains {STEPS} steps of a
-tiny model on one CPU process, compared with fp32, unfused attention, full logits and no compilation
-([which](layouts.md) is compared with a plain loop). Each cell is a difference from that and, in brackets, its
-bound: the largest of any step's loss; that of the mean loss of the last {LAST} steps; and the largest of any
-parameter's gradient, relative to its norm, after two steps without updates, as delayed scaling has no scales in the
-first. Nemotron4 has a third of its peak learning rate, and tiny-moe a tenth: at their own, the loss of single steps
-jumps however it is computed. Rounding can send a token to another expert of nearly equal score: hence the wider bounds
-of gradients in the models with experts, and of losses in tiny-moe, which uses 8 of 16 experts for a token.
+How far bf16, FP8, fused attention and compilation move the loss. Each row trains {STEPS} steps of a tiny model on one
+CPU process, and is compared with fp32, unfused attention and no compilation. Each cell is a difference and, in
+parentheses, its bound: the largest of any step's loss; that of the mean loss of the last {LAST} steps; and the largest
+of any parameter's gradient, relative to its norm, after two steps that change no weights.
 
-`make numerics` measures the tables again and writes this page; `make test-measured` checks three rows of the first
-table and the bounds of all."""
+Nemotron4 has a third of its peak learning rate, and tiny-moe a tenth: at their own, the loss of single steps jumps
+however it is computed. Rounding can send a token to another expert of nearly equal score, so models with experts have
+wider bounds of gradients, and tiny-moe, which uses 8 of 16 experts for a token, also of losses.
+
+`make numerics` measures the tables again."""
 COLUMNS = ("loss of any step", f"mean loss of the last {LAST} steps", "gradient of any parameter")
 
 

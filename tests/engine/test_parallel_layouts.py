@@ -130,32 +130,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
-Whether a layout changes the training: only by rounding, if experts drop no token. Each one trains the tiny model of
-each architecture for {STEPS} steps in fp32 on CPU processes, as it is and compiled and recomputed (`--compile
---recompute full`), and is compared with plain training on one process. Each cell has the largest difference of any
-step's loss and, in the first step, those of any parameter's gradient and of the norm of all, relative. The bounds are
-{BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and {BOUNDS["norm"]:.0e}; in later steps, whose rounding adds to it,
-{BOUNDS["later"]:.0e} for the norm. Initial values have to be equal.
+Whether a layout changes the training: only by rounding, if experts drop no token. Layouts train the tiny model of each
+architecture for {STEPS} steps in fp32 on CPU processes, plain and with `--compile --recompute full`, and are compared
+with training on one process. Each cell has three differences: the largest of any step's loss; the largest of any
+parameter's gradient in the first step, relative to its norm; and that of the first step's gradient norm, relative.
+Each is at most {BOUNDS["loss"]:.0e}; in later steps, the norm's is at most {BOUNDS["later"]:.0e}. Initial values are
+equal.
 
-`make layouts` measures the tables again and writes this page; `make test-measured` checks the bounds for two of the
-models (compiled ones for {FEW_STEPS} steps), and for two steps of the others. Blocks are traced and differentiated
-as by `--compile`, but not compiled to machine code. SP is sequence parallel; DP is `--dp-sharding none`, ZeRO-1
-`optimizer`."""
+SP is sequence parallelism; DP is `--dp-sharding none`, ZeRO-1 `optimizer`, FSDP `full`. Blocks are traced and
+differentiated as by `--compile`, but not compiled to machine code. `make layouts` measures the tables again and
+writes this page."""
 
 
 FP8_INTRO = f"""## FP8
 
-Each layout trains {FP8_STEPS} steps with delayed scaling, and is compared with one process. Each cell has the
-largest difference of any step's loss, the mean difference of the losses, and that of all gradients of the last step
-together, relative to their norm (in the first step, whose scales are 1, most are zero).
+Layouts train {FP8_STEPS} steps with delayed scaling, and are compared with one process. Each cell has the largest
+difference of any step's loss, the mean difference of the losses, and that of all gradients of the last step together,
+relative to their norm.
 
-Pipeline stages compute the same. Where ranks split a batch, gradients and scales are means in another order; where
-they split a GEMM or attention, its parts are summed in bf16. A value that is rounded differently may be cast to the
-next FP8 number, up to an eighth away, or a quarter for gradients.
-
-In every kind of layout in bf16, and with ZeRO-1 in FP8, losses are the same to the last digit if every collective
-completes only when it is waited for: `tests/engine/test_collectives_late.py`. `--communication` does not change a
-digit either, except `halves`: `tests/engine/test_collectives_ways.py`."""
+In pipelines (`layers`), the results are equal. If ranks split a batch (`batches`), gradients are summed in another
+order; if they split a GEMM or attention (`products`), partial results are summed in bf16. A value that is rounded
+differently may be cast to the next FP8 number, up to an eighth away, or a quarter for gradients."""
 
 
 class Layout(NamedTuple):
