@@ -179,7 +179,7 @@ def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
             scales = f"{item.save_scales[0]} to {item.save_scales[1]}" if item.save_scales else None
             place = [item.document, item.line, " ".join(item.notes)]
             rows.append([workload.workload, size, item.size_gb, scales, item.min_load_scale, *place])
-    return page("## Checkpoint sizes", "As the documents print them.", table(columns, rows))
+    return page("## Checkpoint sizes", "Printed as GB, but in GiB.", table(columns, rows))
 
 
 def job_section(workloads: Iterable[WorkloadFile]) -> str:

@@ -141,7 +141,7 @@ def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if published:
         saved = "saved by {} to {} GPUs".format(*published.save_scales) if published.save_scales else ""
         loaded = f"loaded by {published.min_load_scale} or more" if published.min_load_scale else ""
-        yield "published checkpoint", ", ".join(filter(None, (f"{published.size_gb:g} GB", saved, loaded)))
+        yield "published checkpoint", ", ".join(filter(None, (f"{published.size_gb:g} GiB", saved, loaded)))
 
 
 def checkpoint_size_gb(recipe: Recipe) -> float:

@@ -236,7 +236,7 @@ class Choices(Record):
         Communication,
         _option(
             help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before it gathers them, and begins"
-            " the shared expert while it sends tokens to experts; 'plain' does both later. The numbers are the same."
+            " the shared expert while it sends tokens to experts; 'plain' does both later; results are the same."
             " 'fused', for TP within a host, also sends parts of a sequence while it multiplies others, with torch's"
             " fused operators in symmetric memory; 'halves', for EP, also sends half of a micro-batch's tokens while"
             " experts process the other half, which rounds sums differently. Neither has been measured."

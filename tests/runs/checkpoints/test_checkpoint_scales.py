@@ -38,7 +38,7 @@ def shown(**fields: Any) -> dict[str, str]:
 def test_a_proxy_has_a_checkpoint_of_its_own_size() -> None:
     whole, proxy = {"size": "405b", "scale": 1024}, {"size": "405b", "scale": 32}
     assert shown(**whole)["checkpoint"].startswith("4,871 GB, saved by llmb")
-    assert shown(**whole)["published checkpoint"] == "5200 GB, saved by 512 to 2048 GPUs, loaded by 1024 or more"
+    assert shown(**whole)["published checkpoint"] == "5200 GiB, saved by 512 to 2048 GPUs, loaded by 1024 or more"
     recipe = resolve(CATALOGUE, request(**proxy))
     assert (recipe.proxy, recipe.checkpoint) == (True, None)
     assert shown(**proxy)["checkpoint"].startswith("356.8 GB")

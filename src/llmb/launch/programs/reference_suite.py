@@ -247,7 +247,7 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
     if not options.modified_suite:
         yield from (f"{change} ({MODIFIED})" for change in _changes(script, recipe, checkout, site))
     if script.prepares:
-        yield from _unready_data(script, recipe, site)
+        yield from _unready_data(script, recipe, site, checkout)
     environment = environment_of(script, site)
     if environment and not has_nemo_run(environment):
         yield f"there is no NeMo-Run in {environment}: {install}, or set reference_suite.environments"
@@ -262,7 +262,7 @@ def unready(script: LaunchScript, recipe: Recipe, options: FrameworkOptions, sit
         yield f"{TOKEN} is not set: export it, because the script requires it"
 
 
-def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[str]:
+def _unready_data(script: LaunchScript, recipe: Recipe, site: Site, checkout: Path) -> Iterator[str]:
     """Describe the problem with NeMo's checkpoint, if any; a packed dataset may be missing, because NeMo packs it."""
     source = find_workload(Catalogue(), script.workload).sources.get(recipe.size)
     if source is None:
@@ -271,7 +271,7 @@ def _unready_data(script: LaunchScript, recipe: Recipe, site: Site) -> Iterator[
     checkpoint, _ = nemo_items(folders, source.model, source.dataset, recipe.layout.seq_len)
     if checkpoint.state != "complete":
         why = f", {checkpoint.problem}" if checkpoint.problem else ""
-        do = f"run 'llmb install --suite-release {script.release} --prepare job'"
+        do = f"call ./{script.prepares} in {checkout / script.folder}, as the suite's installer does"
         yield f"{checkpoint.path} is {checkpoint.state}{why}: {do}"
 
 

@@ -163,7 +163,7 @@ def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
     for workload, size in prepared_sizes(catalogue, answers) if answers.prepare in ("here", "job") else ():
         documented = catalogue.workloads[workload].checkpoints.get(size)
         if documented and not prepared_folders(root, workload).models.exists():
-            need += int(documented.size_gb * 10**9) * DOWNLOADED
+            need += int(documented.size_gb * 2**30) * DOWNLOADED
     check_room("the installation needs", need, root, "free some space, or pass a --path on another disk")
 
 
