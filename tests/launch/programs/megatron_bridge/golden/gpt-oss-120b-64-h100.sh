@@ -90,13 +90,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-"""Number of the system call by architecture."""
+"""Numbers of the system call ``set_mempolicy``, by architecture."""
 MPOL_PREFERRED, MPOL_BIND = 1, 2
 MOST_NODES = 1024
 SWITCH = "LLMB_NUMA_BINDING"
-"""The variable that switches ``auto`` off with the value ``none``."""
+"""The environment variable that disables ``auto`` if its value is ``none``."""
 REPORT = "LLMB_BINDING"
-"""The variable that describes a worker's binding to the worker."""
+"""The environment variable that tells a worker how it is bound."""
 
 
 def parse_cpus(text: str) -> list[int]:
@@ -117,7 +117,7 @@ def cpu_text(cpus: Iterable[int]) -> str:
 
 
 def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
-    """Return the allowed CPUs of each NUMA node that has any. If the system reports no node, node 0 has all of them."""
+    """Return the allowed CPUs of each NUMA node that has any; if no node has any, node 0 has all of them."""
     nodes = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
@@ -127,7 +127,7 @@ def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
 
 
 def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
-    """Return the hardware threads in ``cpus`` of each core, ordered by NUMA node."""
+    """Return, for each core, its hardware threads in ``cpus``. Cores are ordered by NUMA node, then by number."""
     groups = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -216,7 +216,7 @@ def bind_memory(node: int, policy: int) -> str | None:
 
 
 def main(cpu: str, numa: str, *command: str) -> None:
-    """Bind this process to CPUs and memory, or log once per node why not, and execute the worker's command."""
+    """Bind this process to CPUs and memory, or log once per node why not, and become the worker's command."""
     where, rank = os.environ.get("SLURMD_NODENAME") or platform.node(), os.environ["LOCAL_RANK"]
     policy = MPOL_PREFERRED if numa == "auto" else MPOL_BIND
     if numa == "auto":
