@@ -216,14 +216,15 @@ def elsewhere_section(found: Sequence[LeftOut], catalogue: Catalogue) -> str:
     experts = [each for each in found if each.step.case == "experts"]
     return f"""## Other software, GPUs and models
 
-Steps of NeMo and Megatron-Bridge in releases other than the documents', and of torchtitan. Each was predicted by rates
-that were fitted without its model and its release. Rates of experts, MXFP8, NVFP4 and Blackwell are fitted to
-Megatron-Bridge 25.09, 26.04 and 26.04.01; nothing is fitted to 26.06 and later, to NeMo 24.07, to the other releases or
-to torchtitan. These were known when terms and widths were chosen, though; only steps published after September 2026 are
-a blind test. Some conditions of a row are unknown, so errors are not only of predictions.
+These are steps of NeMo and Megatron-Bridge in releases other than the documents', and of torchtitan. Each was predicted
+by rates that were fitted without its model and its release. Rates of experts, MXFP8, NVFP4 and Blackwell are fitted to
+Megatron-Bridge 25.09, 26.04 and 26.04.01, and to no other releases. All of these steps were known when terms and widths
+were chosen, so only steps published after September 2026 are a blind test. Some conditions of a row are unknown, so
+errors are not only those of predictions. The H100s of torchtitan's steps were limited to 500 W, which predictions do
+not know.
 
-The interval covers {_share(within)} of NVIDIA's dense models and {_share(experts)} of models with experts. It is
-wider than that of its case for NVFP4, recomputation, FSDP and long sequences.
+The interval covers {_share(within)} of NVIDIA's dense models and {_share(experts)} of models with experts. For
+NVFP4, recomputation, FSDP and long sequences, it is wider than the interval of its case in this table:
 
 {
         table(
@@ -239,8 +240,8 @@ wider than that of its case for NVFP4, recomputation, FSDP and long sequences.
         )
     }
 
-`!`: outside of its interval. GiB: the estimate of the fullest rank with margin, as llmb's engine would hold it without
-recomputation, and the GPU's memory."""
+Steps with `!` are outside of their interval. The last column is the estimated memory of the fullest rank in llmb's
+engine, with a margin, and the GPU's memory."""
 
 
 def _share(found: Sequence[LeftOut]) -> str:
@@ -267,34 +268,37 @@ a fit. A cell is the mean absolute error in percent of the published step time, 
 
 {table(("test", "rows", "llmb predict", *BASELINES), rows(catalogue, steps))}
 
-Tested steps are never fitted to. One model left out: its rows in all documents. 8b on one node: two steps, and the
-priors below. Smallest run: rates of the other models and one factor from that run. Largest scale: from the next
-smaller. Baselines use the same rows: a step takes as long as its FLOPs with full attention at one MFU, or as 6 FLOPs
-per parameter and token. The largest error is mostly that of 405b in FP8 on 2,304 GPUs, which its document prints 9 %
-slower than on 1,152, while all other doublings cost at most 3 %; nothing is fitted to that row. Without it, the
-largest error with one model left out is {largest_without_slip(held_out):.1f} %.
+- **Fit to all**: the only test whose steps are also fitted to.
+- **One model left out**: each model is predicted without its rows in all documents.
+- **Calibrated on 8b on one node**: rates are fitted to two steps and the priors below.
+- **From the recipe's smallest run**: rates are fitted to the other models, and one factor is from that run.
+- **Largest scale left out**: it is predicted from the next smaller one, and a fit to all smaller ones.
+
+In the baselines, step times are proportional to FLOPs with full attention (at one MFU) or to 6 FLOPs per parameter and
+token (6ND). The largest error of most tests is that of 405b in FP8 on 2,304 GPUs, which its document prints 9 % slower
+than on 1,152; nothing is fitted to that row. Without it, the largest error with one model left out is
+{largest_without_slip(held_out):.1f} %.
 
 Of {ranking.clear} pairs of layouts of one model and dtype whose published speeds differ by more than 3 %, predictions
-with that model left out rank {ranking.agreed} as published. Of the remaining
-{ranking.clear - ranking.agreed}, {ranking.suspect} includes the row on 2,304 GPUs.
+with that model left out rank {ranking.agreed} as published. The number of others without the row on 2,304 GPUs is
+{ranking.clear - ranking.agreed - ranking.suspect}.
 
 ## What no published step checks
 
-- Natural routing: figures of models with experts are of balanced experts.
+- Natural routing: published steps of models with experts have balanced experts.
 - Rates from `llmb bench`, with `--calibrate`: no published step comes from a node that was measured this way.
-- AMD's GPUs, nodes without NVLink, recomputation and CP above 2 in NVIDIA's software.
+- AMD's GPUs, nodes without NVLink, and, in NVIDIA's software, recomputation and CP above 2.
 - llmb's own engine on several GPUs. Ten models on [one H200](../explanation/engine-speed.md#measured-on-one-h200) were
   predicted 0.6 % too short to 6.0 % too long, by an earlier version of these rates.
 
-The interval is wider for each of these. The H100s of torchtitan's steps were limited to 500 W and had slower memory,
-of which only the memory is predicted; on H200, its steps took 14 % longer than predicted.
+The interval is wider for each of these.
 
 {elsewhere_section(others, catalogue)}
 
 ## Cases from a review
 
-Sixteen cases that an early version answered wrongly, each with a bound that follows by hand. That a network attains
-91 % of its nominal rate is assumed; at 89 %, the mean error with one model left out is the same.
+An early version answered these cases wrongly. Each has a bound that was published or follows by hand. The network in
+case 14 is outside of it, because predictions assume that a network attains 91 % of its nominal rate.
 
 {table(COLUMNS, case_rows(catalogue))}
 
@@ -304,9 +308,9 @@ Sixteen cases that an early version answered wrongly, each with a bound that fol
 
 ## Rates
 
-How many times longer work takes than at nominal rates, or seconds. The priors of fitted ones are from before any
-published step was looked at; those of `tp`, `tp_fp8`, `wait` and `wait_fp8` state an earlier assumption in other units,
-chosen when these steps were known.
+A rate says how many times longer work takes than at nominal figures; rates that end in `_s` are seconds. Priors were
+chosen before any published step was looked at, except those of `tp`, `tp_fp8`, `wait` and `wait_fp8`, which restate an
+earlier assumption in other units.
 
 {table(("rate", "value", "prior", "source"), rate_rows(file))}
 """
