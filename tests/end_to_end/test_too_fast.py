@@ -79,4 +79,5 @@ def test_attention_that_is_masked_may_be_counted_beyond_the_peak() -> None:
     assert found.mfu_pct["full"] is None and "skipped" in found.reasons["mfu_pct.full"]
     assert why_too_fast(found.tflops_per_gpu, found.peak_tflops) is None
     beyond = throughput(recipe, 1000 * causal / (1.01 * recipe.peak_tflops))
-    assert set(beyond.mfu_pct.values()) == {None} and beyond.reasons["mfu_pct"].startswith(f"{WHY}101 % (causal)")
+    assert set(beyond.mfu_pct.values()) == {None} and beyond.reasons["mfu_pct"].startswith(f"{WHY}101.0 % (causal)")
+    assert f"{WHY}100,000.0 % (causal)" in str(why_too_fast({"causal": 989_000.0}, 989.0))

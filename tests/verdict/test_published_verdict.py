@@ -165,7 +165,7 @@ DIFFER = {
     ),
     "maverick, dropless": (
         {**MAVERICK, "capacity_factor": 0},
-        "CUDA graphs (worth 10 to 50 %), data, rows of experts (worth 18 to 36 %), program and overlap of "
+        "CUDA graphs (worth 10 to 50 %), data, distribution of expert rows (worth 18 to 36 %), program and overlap of "
         "tensor-parallel communication differ",
     ),
     "lora": (LORA, "CUDA graphs (worth 2 to 8 %), data and program differ"),

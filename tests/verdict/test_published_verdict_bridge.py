@@ -127,7 +127,7 @@ def request_of(figure: PublishedFigure) -> Request:
 
 
 def test_every_row_of_a_described_model_is_a_recipe_with_its_figure() -> None:
-    impossible = [figure for figure in described() if "no layout" in " ".join(figure.expectation.notes)]
+    impossible = [figure for figure in described() if "no such layout" in " ".join(figure.expectation.notes)]
     assert len(impossible) == 1
     for figure in described():
         if figure in impossible:

@@ -136,7 +136,7 @@ class Checkpoint(Record):
     """The size of a checkpoint in the documents, and the numbers of GPUs that saved and loaded the checkpoint."""
 
     size_gb: float
-    """As printed, in GB, although the files have that number of GiB."""
+    """The printed number of GB; the files have that number of GiB."""
     save_scales: tuple[int, int] | None = None
     """The smallest and the largest number of GPUs that saved the checkpoint."""
     min_load_scale: int | None = None

@@ -293,7 +293,7 @@ def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float 
     pct = 100 * tflops[name] / peak_tflops
     if pct <= MOST_MFU_PCT:
         return None
-    return f"the MFU would be {pct:.4g} % ({name}): the step time, the work per step or the GPU is wrong"
+    return f"the MFU would be {pct:,.1f} % ({name}): the step time, the work per step or the GPU is wrong"
 
 
 def _beyond_peak(tflops: Mapping[str, float | None], peak: float | None) -> dict[str, str]:

@@ -54,7 +54,7 @@ Dtypes = Annotated[
 Seconds = Annotated[
     float,
     typer.Option(
-        "--seconds", min=0, help="Also repeat one large case for this many seconds; the last third counts. 0: do not."
+        "--seconds", min=0, help="Also repeat one large case for this many seconds; the last third counts. 0: off."
     ),
 ]
 Sizes = Annotated[

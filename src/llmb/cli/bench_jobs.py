@@ -105,7 +105,7 @@ OPTION_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "nodes": {"help": "Nodes of the job. Default: 1.", "basic": True},
     "time_limit": {
         "help": "Time limit as minutes, hh:mm:ss or d-hh:mm:ss. Default: from settings, else "
-        f"{TIME_LIMIT_MIN} minutes, or for --pairwise what it needs at most."
+        f"{TIME_LIMIT_MIN} minutes, or the longest time that --pairwise can take."
     },
     "gpus_per_node": {"help": "GPUs per node, or processes on a CPU. Default: from settings, else the GPU type's."},
     "exclude": {"basic": True},

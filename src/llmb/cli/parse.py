@@ -95,7 +95,7 @@ def _print_as_reference(
     report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_output(FORMATS[form](report))
     if not report.successes:
-        raise RunFailed(f"no run has a finite value and a time for each step of {window}", where=str(folder))
+        raise RunFailed(f"no run logged every step of {window} with finite values", where=str(folder))
 
 
 def _documented_window(logs: Iterable[Path]) -> str:

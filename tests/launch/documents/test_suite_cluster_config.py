@@ -96,7 +96,7 @@ def test_what_is_said_is_one_line_and_the_secret_by_name(with_sample: Run) -> No
     assert lines == [
         "llmb: cluster_config.yaml has the reference suite's format (version 1); "
         "run 'llmb config migrate' to convert it to llmb's",
-        "llmb: cluster_config.yaml contains secrets, which are ignored, because jobs need none: HF_TOKEN",
+        "llmb: cluster_config.yaml contains secrets, which are ignored (set HF_TOKEN in your shell instead): HF_TOKEN",
     ]
 
 

@@ -180,8 +180,8 @@ def test_nodes_that_a_variable_says_are_those_of_the_user() -> None:
 @pytest.mark.parametrize(
     ("recipe", "size", "scale", "choices", "said"),
     [
-        (LLAMA, "8b", 8, PROFILED, ("one job, of the profiled run: the document's script queues a plain run",)),
-        (LLAMA, "8b", 8, TRACED, ("one job, of the traced run: the document's script queues a plain run",)),
+        (LLAMA, "8b", 8, PROFILED, ("only the profiled run is queued (DISABLE_PERFRUN=true)",)),
+        (LLAMA, "8b", 8, TRACED, ("only the traced run is queued (DISABLE_PERFRUN=true)",)),
         (LLAMA, "8b", 8, Choices(), ()),
         (NEMOTRON, "15b", 16, PROFILED, ()),
     ],
@@ -189,7 +189,7 @@ def test_nodes_that_a_variable_says_are_those_of_the_user() -> None:
 def test_a_profiled_run_says_that_no_plain_one_is_queued_beside_it(
     recipe: tuple[str, str, str], size: str, scale: int, choices: Choices, said: tuple[str, ...]
 ) -> None:
-    lines = [line for line in start_lines(order_of(recipe, size, scale, choices).plan) if line.startswith("one job")]
+    lines = [line for line in start_lines(order_of(recipe, size, scale, choices).plan) if line.startswith("only the")]
     assert [line[: len(text)] for line, text in zip(lines, said, strict=True)] == list(said)
 
 

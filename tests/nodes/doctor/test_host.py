@@ -177,7 +177,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Host], object]]] = {
     "port down": ("network_rdma", "fail", "7 of 8 ports active; mlx5_3 INIT, LinkUp", "subnet manager",
         several(port("state", "2: INIT"), port("phys_state", "5: LinkUp"))),
     "unused port": ("network_rdma", "warn", "8 of 9 ports active; mlx5_8 DOWN, Disabled", "no cable", unused_port),
-    "slow port": ("network_rdma_rate", "warn", "1 x 200 Gb/s InfiniBand", "slow one",
+    "slow port": ("network_rdma_rate", "warn", "1 x 200 Gb/s InfiniBand", "storage",
         port("rate", "200 Gb/sec (4X HDR)")),
     "narrow port": ("network_rdma_rate", "warn", "fewer lanes: mlx5_3 2X", "lane", port("rate", "200 Gb/sec (2X NDR)")),
     "half the rate": ("network_rdma_rate", "warn", "25 of 50 GB/s per GPU", "switch",

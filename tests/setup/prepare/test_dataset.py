@@ -213,7 +213,7 @@ def test_another_source_is_refused_until_forced(tmp_path: Path, source: Path) ->
 def test_another_tokenizer_is_refused_until_forced(tmp_path: Path, source: Path) -> None:
     prepare(tmp_path, source)
     other = save_tokenizer(tmp_path / "other", words=["hat"])
-    with pytest.raises(UsageError, match="these packs were made from another tokenizer"):
+    with pytest.raises(UsageError, match="these packs were made with another tokenizer"):
         prepare(tmp_path, source, tokenizer=other)
     assert prepare(tmp_path, source, tokenizer=other, force=True).packed[0].record.tokenizer.vocab_size == 4
 

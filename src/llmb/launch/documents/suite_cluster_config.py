@@ -340,4 +340,4 @@ def notes_on(form: ReferenceForm, result: Translation) -> Iterator[str]:
     yield f"{what}; run 'llmb config migrate' to convert it to llmb's"
     if result.secrets:
         names = ", ".join(dict.fromkeys(result.secrets))
-        yield f"cluster_config.yaml contains secrets, which are ignored, because jobs need none: {names}"
+        yield f"cluster_config.yaml contains secrets, which are ignored (set HF_TOKEN in your shell instead): {names}"

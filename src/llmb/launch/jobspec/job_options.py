@@ -24,7 +24,7 @@ NumaBinding = Literal["auto", "none", "local"]
 def text_problems(text: str) -> Iterator[str]:
     """Yield the reason, if any, why ``text`` cannot be written into a batch script."""
     if has_secret(text):
-        yield "it looks like a secret, but would be written into the batch script; log in on the nodes instead"
+        yield "it looks like a secret, which the batch script would contain; log in on the nodes instead"
     elif not text.isprintable():
         yield f"{text!r} contains an unprintable character"
 
@@ -177,16 +177,14 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
         name, equals, value = text.partition("=")
         name = name.lstrip("-").replace("-", "_")
         if holds_secret(name, value):
-            problems.append(
-                f"--framework-arg {name} looks like a secret, but arguments are written into the batch script"
-            )
+            problems.append(f"--framework-arg {name} looks like a secret, which the batch script would contain")
         elif not equals or not re.fullmatch(NAMES[dotted], name, re.ASCII) or not value.isprintable():
             problems.append(f"--framework-arg is {text!r}; it must be {'SECTION.' * dotted}NAME=VALUE")
         elif name in arguments:
             problems.append(f"--framework-arg has duplicate key '{name}'")
         arguments[name] = value
     if problems:
-        raise UsageError("\n".join(problems))
+        raise UsageError("\n".join(problems), do="see 'llmb run --help-all' or 'llmb submit --help-all' for the format")
     mounts = tuple(mount.strip() for mount in (chosen.mounts or "").split(",") if mount.strip())
     if (chosen.suite or chosen.modified_suite) and chosen.framework != "reference_suite":
         do = "add --framework reference_suite, or omit --suite and --modified-suite"

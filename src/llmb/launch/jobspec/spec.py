@@ -85,10 +85,7 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
         elif name in RANKS or name in READ_ONLY or name.startswith(PREFIXES):
             yield f"{name} is reserved for the scheduler, the shell or llmb"
         elif holds_secret(name, value):
-            yield (
-                f"{name} looks like a secret, but variables are written into the batch script; jobs need no secrets:"
-                " prepare gated data first, with the secret only in your shell"
-            )
+            yield f"{name} looks like a secret, which the batch script would contain; set HF_TOKEN only in your shell"
         if not value.isprintable():
             yield f"{name} contains an unprintable character"
 

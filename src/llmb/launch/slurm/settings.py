@@ -104,7 +104,7 @@ def flag_problems(flags: Flags) -> Iterator[str]:
         if value is None:
             continue
         if holds_secret(name, value):
-            yield f"{name} looks like a secret, but flags are written into the batch script; jobs need no secrets"
+            yield f"{name} looks like a secret, which the batch script would contain"
         elif not value.isprintable():
             yield f"{name} contains an unprintable character: {value!r}"
         elif len(value) > LONGEST_VALUE:

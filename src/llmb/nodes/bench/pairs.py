@@ -336,7 +336,7 @@ def _leave_out_slow_distance(state: Suspicion, rule: PairRule) -> None:
         slower, faster = usual_of[far], usual_of[not far]
         if slower and faster and faster.is_slow(slower.middle):
             what = faster.evidence(BANDWIDTH, slower.middle)
-            state.notes.append(f"pairs {names[0]} in the node list: {what} of pairs {names[1]}; the network may be why")
+            state.notes.append(f"pairs {names[0]} in the node list: {what} of pairs {names[1]}; check the network")
             state.pairs = alike[not far]
             state.bad = {pair: text for pair, text in state.bad.items() if pair.far is not far}
 
@@ -387,7 +387,7 @@ def _verdicts(readings: Readings, state: Suspicion, rule: PairRule) -> Iterator[
     many_failed = len(state.failed) > rule.most_failed_share * total
     many_slow = len(suspects) > rule.most_share * compared and compared >= rule.least_nodes
     if many_failed:
-        state.notes.append(f"{len(state.failed)} of {total} nodes failed; the software or its settings may be why")
+        state.notes.append(f"{len(state.failed)} of {total} nodes failed; the software or settings may be the cause")
     if many_slow:
         what = f"{len(suspects)} of {compared} nodes are slow, or their pairs fail"
         state.notes.append(f"{what}; the network, such as a switch, or its settings may be the cause, not the nodes")
@@ -426,7 +426,7 @@ def group_notes(readings: Readings, group: Sequence[int], rule: PairRule) -> Ite
         return
     figures, problem = readings.group or (PairFigures(), "the group was not measured")
     if problem:
-        yield f"the {len(group)} fit nodes failed together, although each is fine in pairs: {problem}"
+        yield f"the {len(group)} fit nodes have no result together, although each is fine in pairs: {problem}"
         return
     inside = [pair for pair in readings.pairs if {pair.first, pair.second} <= {*group}]
     speeds = [speed for pair in inside if not pair.problem and (speed := pair.figures.gb_per_s)]

@@ -10,7 +10,7 @@ from llmb.base.missing import Missing
 from llmb.readers.samples.sample_records import GpuSamples, SampledGpu, reasons_of
 
 PACKAGE = "pynvml"
-NO_PACKAGE = Missing("nvidia-ml-py is not installed: pip install 'llmb[resources]'")
+NO_PACKAGE = Missing("nvidia-ml-py is not installed (pip install nvidia-ml-py)")
 MILLI = 1000
 SUCCESS = 0
 MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal"}

@@ -144,7 +144,7 @@ class _Software:
         self.journal.folder(SUITES)
         self.clone(target, lambda folder: [[*clone, str(folder)]], "the suite as released")
         if self.chosen.checkout:
-            return f"{target}; pass it with --suite: reference_suite.checkout is another release"
+            return f"{target}; pass it with --suite: reference_suite.checkout is not this release as published"
         return str(target)
 
     def clone(self, target: Path, commands: Callable[[Path], Commands], what: str) -> None:

@@ -172,7 +172,7 @@ class _Preparation:
         has = {"source": record.source, "template": record.template, "tokenizer": record.tokenizer.sha256}
         for name, value in expected.items():
             if has[name] != value:
-                what = f"these packs were made from another {name}: {has[name]}, not {value}"
+                what = f"these packs were made with another {name}: {has[name]}, not {value}"
                 raise UsageError(what, where=str(folder), do=FORCE)
         self._check_checksums(folder, record.crc32)
         return record

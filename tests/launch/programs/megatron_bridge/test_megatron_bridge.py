@@ -319,19 +319,19 @@ def test_the_script_configures_the_layout_of_every_published_row(
             ("pretrain_deepseek-v3", "671b", "mxfp8", "b300", 256),
             {},
             "nvcr.io#nvidia/nemo:26.08",
-            "PP 8 and VP 1: its recipe names the layers of its stages, TP 1, PP 8, VP 2",
+            "PP 8 and VP 1: its recipe fixes the layers of each stage, for TP 1, PP 8, VP 2",
         ),
         (
             ("pretrain_qwen3", "30b", "mxfp8", "gb300", 8),
             {"overrides": Overrides(layers=12)},
             None,
-            "--layers 12: its recipes of models with experts have all layers",
+            "--layers 12: its recipes for models with experts always have all layers",
         ),
         (
             ("sft_llama3", "70b", "fp8", "b200", 1),
             {},
             "/images/nvidia+nemo+26.06.01.sqsh",
-            r"NeMo 26\.06\.01 has no sft of llama3_70b for b200 in fp8; it has h100 in bf16, fp8; gb200 in",
+            r"NeMo 26\.06\.01 has no sft recipe llama3_70b for b200 in fp8; it has h100 in bf16, fp8; gb200 in",
         ),
     ],
 )

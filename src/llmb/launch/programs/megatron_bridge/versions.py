@@ -191,17 +191,17 @@ def script_problems(catalogue: Catalogue, recipe: Recipe, image: str | None) -> 
     if (base := _base(catalogue, recipe, entry, nemo)) is None:
         of_model = catalogue.script_recipes.of_model(version.tag, entry.recipe, entry.task)
         have = "; ".join(f"{gpu} in {', '.join(dtypes)}" for gpu, dtypes in _by_gpu(of_model).items())
-        what = f"NeMo {nemo} has no {entry.task} of {entry.recipe} for {recipe.gpu_type} in {recipe.dtype}"
+        what = f"NeMo {nemo} has no {entry.task} recipe {entry.recipe} for {recipe.gpu_type} in {recipe.dtype}"
         yield f"{what}; it has {have or 'none'}"
     elif base.has_experts:
         layout = recipe.layout
         if recipe.proxy:
-            yield f"--layers {layout.layers}: its recipes of models with experts have all layers"
+            yield f"--layers {layout.layers}: its recipes for models with experts always have all layers"
         elif not version.sets_variables and not base.fits(layout):
             newest = bridge_data().versions[-1].nemo
             yield f"its layout of {entry.recipe} is {base.text}; only NeMo {newest} supports another one"
         elif entry.names_stages and (layout.pp, layout.vp) != (base.pp, base.vp or 1):
-            yield f"PP {layout.pp} and VP {layout.vp}: its recipe names the layers of its stages, {base.text}"
+            yield f"PP {layout.pp} and VP {layout.vp}: its recipe fixes the layers of each stage, for {base.text}"
 
 
 def _by_gpu(recipes: Sequence[ScriptRecipe]) -> dict[str, list[str]]:
