@@ -58,7 +58,7 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
     Raises UsageError if ``why_not_estimated`` gives a reason.
     """
     if why := why_not_estimated(plan):
-        raise UsageError(why, do="omit the option in parentheses, or --estimate if llmb's engine has the model")
+        raise UsageError(why, do="omit --estimate, if llmb's engine has the model, or avoid what is in parentheses")
     plan, assumptions = countable(plan)
     if names := plan.recipe.model.other_names:
         assumptions = (*assumptions, f"{', '.join(names)}: in memory as llmb's engine would hold them, unmeasured")

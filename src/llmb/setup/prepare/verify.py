@@ -143,7 +143,8 @@ def _checkpoint(target: _Target, documented_gib: float | None) -> _Reading:
         return replace(item, state="incomplete", bytes=_size_of(partial), problem=problem), {}
     if is_nemo_folder(path) and not (path / RECORD).is_file():
         problem = "it is a checkpoint of NeMo, for the reference suite's own software"
-        move = f"set LLMB_INSTALL to another folder, then: {target.command('checkpoint', f'--source {path}')}"
+        again = target.command("checkpoint", f"--source {shlex.quote(str(path))}")
+        move = f"set LLMB_INSTALL to another folder, then: {again}"
         return replace(item, state="missing", make=move, bytes=_size_of(path), problem=problem), {}
     try:
         record = read_checkpoint(path).record
