@@ -174,9 +174,9 @@ def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]], rest:
 
 For anyone who asks whether a layout of the reference suite fits: the memory of its fullest rank, as [`llmb
 memory`](../explanation/memory.md) counts it. [Three such
-ranks]({MEASURED}) were measured. Layouts that differ
-only in the number of replicas share a row, counted at the fewest GPUs, where shards are largest. If a layout is for
-several GPU types, `GPU has` is the memory of the smallest.
+ranks]({MEASURED}) were measured. Layouts that differ only in the number
+of replicas share a row, counted at the fewest GPUs, where shards are largest. `GPU has` is nominal and, if a layout is
+for several GPU types, that of the smallest.
 
 ## Memory
 

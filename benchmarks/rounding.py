@@ -212,14 +212,14 @@ def products_section(joined: Ranks, steps: int) -> str:
     return f"""## Partial sums of FP8 products
 
 Hopper's FP8 products keep partial sums of [about 14 bits](https://arxiv.org/abs/2412.19437). cuBLAS adds them to fp32
-sums ("promotes" them) periodically, here every {PROMOTED} terms, unless it may accumulate fast, which the engine
-permits in forward passes. The table has differences of losses from those of bf16, and of FP8 with fp32 sums, in {steps}
-simulated steps of tiny Llama 3.1 with delayed scaling.
+sums ("promotes" them) periodically, unless it may accumulate fast, which the engine permits in forward passes. The
+table has differences of losses from those of bf16, and of FP8 with fp32 sums, in {steps} simulated steps of tiny Llama
+3.1 with delayed scaling.
 
 {table(columns, measured)}
 
-Products of tiny models have at most 1,024 terms, those of large models 4,096 and more. The relative errors of products
-of random values, simulated:
+Products of tiny models have at most 1,024 terms, those of large models often 4,096 or more. Relative errors of
+simulated products of random values:
 
 {table(("terms", "promoted every 128", "never promoted"), depths)}
 

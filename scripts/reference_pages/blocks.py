@@ -123,9 +123,9 @@ def use_text(use: VariableUse) -> str:
         words = f" ({', '.join(f'{value} for {name}' for name, value in use.values.items())})" if use.values else ""
         return f"sets `{options[use.sets].spelled}`{words}{added}"
     if use.install:
-        return "the root of installation, with every command"
+        return "sets the install root of every command"
     if use.read_for:
-        return f"stands for `{job_options()[use.read_for].spelled}` with every command that queues jobs"
+        return f"sets `{job_options()[use.read_for].spelled}` of every command that queues jobs"
     if use.accepts:
         return f"must be {' or '.join(use.accepts)}: {use.because}"
     return f"not needed: {use.ignored}" if use.ignored else f"unsupported: {use.refused}"

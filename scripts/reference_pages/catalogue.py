@@ -19,12 +19,12 @@ none, or that no source states the value. Sources and errata: [published figures
 [published figures](#published-figures), [FLOPs as published](#flops-as-published),
 [packed sequences](#packed-sequences), [training](#training), [checkpoint sizes](#checkpoint-sizes),
 [jobs](#jobs), [fabrics](#fabrics), [hardware](#hardware)."""
-LAYOUTS = """`line` is that of the row in the document. DP and GA are derived from the other columns. If vocabulary
-or experts are empty, the model's value holds."""
+LAYOUTS = """`line` is the row's line in the document. DP and GA are derived from the other columns. If vocabulary or
+experts are empty, the model's value holds."""
 ABOVE_LARGEST = {
     "double": "Doublings of the largest scale can be run too, with the batch size doubled as well.",
-    "refuse": "No other scale.",
-    "any": "Other scales can be run too, if the batch size is divisible.",
+    "refuse": "Other scales need `--gbs`.",
+    "any": "Other scales can be run too, if the batch size is divisible by MBS x DP.",
 }
 
 
@@ -45,7 +45,7 @@ def catalogue_page(catalogue: Catalogue) -> str:
         checkpoint_section(workloads),
         job_section(workloads),
         fabric_section(catalogue.fabrics.values()),
-        page("## Hardware", "Per GPU. Peaks are dense; NVLink's rate adds both directions, the network's has one."),
+        page("## Hardware", "Per GPU. Peaks are dense. NVLink's rate is for both directions, the network's for one."),
         *map(gpu_section, catalogue.gpus.values()),
     )
 
@@ -66,7 +66,7 @@ def document_section(documents: Iterable[Document]) -> str:
         [d.document, d.title, d.source, d.release, d.window, profiled(d), d.convention, " ".join(d.notes)]
         for d in documents
     ]
-    intro = "The window has the steps of its figures. Profiled steps 20 to 25 are the steps from 20 to 24."
+    intro = "The document's figures are those of `window`. Profiled steps 20 to 25 are the steps from 20 to 24."
     return page("## Documents", intro, table(columns, rows))
 
 
@@ -85,7 +85,7 @@ def model_section(models: Sequence[Model]) -> str:
     return page(
         "## Models",
         "The models' own sizes, even if a document prints others. Active parameters are those used for one token.",
-        "Tied embedding and head count once.",
+        "Tied embeddings are counted once.",
         table(["model", "size", *sizes, "parameters", "active"], shapes),
         table(["model", "size", *details, "source"], more),
         table(["model", "size", "part", "values"], rest),
@@ -107,7 +107,7 @@ def layout_section(workload: WorkloadFile, item: LayoutTable) -> str:
 
 
 def figure_section(figures: Sequence[PublishedFigure]) -> str:
-    intro = "As published, in seconds. The line is that of the step time; Megatron-Bridge's is computed from its rates."
+    intro = "Step times are in seconds, with their lines. Megatron-Bridge's times are computed from its rates."
     groups = [list(group) for _, group in groupby(figures, key=table_of_figure)]
     return page("## Published figures", intro, *map(figure_table, groups))
 
@@ -166,7 +166,7 @@ def training_section(workloads: Sequence[WorkloadFile]) -> str:
     rows = [[workload, size, *values.values()] for workload, size, values in settings]
     return page(
         "## Training",
-        "AdamW; a linear warm-up, then a cosine down to `min_lr`.",
+        "AdamW, with a linear warm-up and then cosine decay to `min_lr`.",
         table(["workload", "size", *settings[0][2]], rows),
     )
 
@@ -195,7 +195,7 @@ def job_section(workloads: Iterable[WorkloadFile]) -> str:
     columns = ["workload", "release", "sizes", "dtypes", "GPU types", "from scale", "layouts"]
     return page(
         "## Jobs",
-        "Defaults of a job on a cluster. The first time limit that matches is used.",
+        "Defaults of a job on a cluster; an empty condition matches anything. The first matching time limit is used.",
         table([*columns, "minutes", "source"], limits),
         table([*columns, "variables", "source"], variables),
         "With `vboost: recipe` in `cluster_config.yaml`, or `--vboost recipe`:",

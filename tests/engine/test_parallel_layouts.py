@@ -130,12 +130,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
-Whether a layout changes the training: only by rounding, if experts drop no token. Layouts train the tiny model of each
-architecture for {STEPS} steps in fp32 on CPU processes, plain and with `--compile --recompute full`, and are compared
-with training on one process. Each cell has three differences: the largest of any step's loss; the largest of any
-parameter's gradient in the first step, relative to its norm; and that of the first step's gradient norm, relative.
-Each is at most {BOUNDS["loss"]:.0e}; in later steps, the norm's is at most {BOUNDS["later"]:.0e}. Initial values are
-equal.
+A layout changes training only by rounding, as long as experts drop no tokens. Each layout trains tiny models
+for {STEPS} steps in fp32 on CPU processes, plain and with `--compile --recompute full`, and is compared with training
+on one process. Each cell has three differences: the largest of any step's loss; the largest of any parameter's
+gradient in the first step, relative to its norm; and that of the first step's gradient norm, relative. Each is at most
+{BOUNDS["loss"]:.0e}; in later steps, the gradient norm's is at most {BOUNDS["later"]:.0e}. Initial values are equal.
 
 SP is sequence parallelism; DP is `--dp-sharding none`, ZeRO-1 `optimizer`, FSDP `full`. Blocks are traced and
 differentiated as by `--compile`, but not compiled to machine code. `make layouts` measures the tables again and
@@ -145,7 +144,7 @@ writes this page."""
 FP8_INTRO = f"""## FP8
 
 Layouts train {FP8_STEPS} steps with delayed scaling, and are compared with one process. Each cell has the largest
-difference of any step's loss, the mean difference of the losses, and that of all gradients of the last step together,
+difference of any step's loss, the mean difference of the losses, and the difference of all gradients of the last step,
 relative to their norm.
 
 In pipelines (`layers`), the results are equal. If ranks split a batch (`batches`), gradients are summed in another
