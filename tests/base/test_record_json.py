@@ -64,7 +64,7 @@ def test_a_line_of_too_many_values_is_no_line(tmp_path: Path) -> None:
     line = f'{{"first_step": 0, "last_step": 0, "layer_us": [{numbers}1.0]}}\n'
     for name, read in (("rank_times.jsonl", read_rank_times), ("metrics.jsonl", read_steps)):
         (tmp_path / name).write_text(line * 2)
-        with pytest.raises(EnvironmentProblem, match="the line is not a complete step"):
+        with pytest.raises(EnvironmentProblem, match="the line is damaged or incomplete"):
             read(tmp_path / name)
     (tmp_path / "node1.jsonl").write_text(line)
     assert read_samples(tmp_path) == ()

@@ -183,7 +183,7 @@ def test_files_that_nothing_reads_and_figures_without_a_recipe_are_problems(llmb
         (own / name).write_text("{}")
     change(own, "expectations/mine-26.11.yaml", "workload: pretrain_mine", "workload: pretrain_yours")
     said = llmb("config", "check", code=2).stderr
-    assert "the catalogue has 5 problems" in said
+    assert "5 problems in files" in said
     assert "there is no recipe pretrain_yours small for its figures" in said
     assert "valid: hardware.yaml, documents.yaml, models/NAME.yaml, workloads/NAME.yaml" in said
     llmb(*MINE, code=0)

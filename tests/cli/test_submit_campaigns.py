@@ -254,7 +254,7 @@ def test_a_campaign_warns_of_a_list_of_more_nodes_than_a_job_has(environ: dict[s
 def test_options_come_before_the_file(environ: dict[str, str], file: Path, install: Path) -> None:
     command = ("--yes", "--gbs", "64", "--env", "NCCL_DEBUG=WARN", "--time-limit", "5", "--scale", "16")
     result = call("bulk", environ, str(file), *command)
-    assert "sbatch is not on this machine" in str(result.exception) or "Slurm" in str(result.exception)
+    assert "sbatch was not found" in str(result.exception) or "Slurm" in str(result.exception)
     (campaign,) = (install / ".llmb" / "campaigns").glob("*.json")
     wanted = [job["wanted"] for job in json.loads(campaign.read_text())["jobs"]]
     assert [item["request"]["overrides"]["gbs"] for item in wanted] == [64, 64, 64]

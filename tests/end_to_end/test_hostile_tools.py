@@ -115,7 +115,7 @@ def test_what_it_prints_and_how_it_ends_are_told() -> None:
     assert (len(whole.text), whole.errors, whole.code, whole.problem) == (3_000_000, "no\n", 0, None)
     assert ask_program(["sh", "-c", "echo a >&2; exit 3"], 60).problem == "sh: a"
     missing = ask_program(["no-such-program"], 60)
-    assert (missing.problem, missing.not_here) == ("no-such-program is not on this machine", True)
+    assert (missing.problem, missing.not_here) == ("no-such-program was not found", True)
     assert ask_program(["a\0b"], 60).problem
     closed = ask_program(["sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 5"], 60)
     assert closed.code == 5

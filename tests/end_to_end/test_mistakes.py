@@ -36,6 +36,7 @@ MISTAKES = [
     ("run 8b", 2, "'8b' is a size; the workload is missing"),
     ("show pretrain_grok1 314b", 2, "llmb has no recipe for grok"),
     (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tested on AMD Instinct MI300X"),
+    ("predict pretrain_llama3.1 8b --gpu-type mine.yaml", 2, "'memory' accept other types with --hardware FILE"),
     ("run my_sweep.yaml", 2, "to queue or start the runs that a file lists, use 'llmb bulk FILE'"),
     ("predict my/config.json", 2, "use --model-config FILE to show, predict, plan or run"),
     ("result lattest", 2, "valid: latest"),
@@ -56,6 +57,7 @@ MISTAKES = [
     (f"{TINY} --new", 2, "--new has no effect without --label"),
     (f"{TINY} --rank 1", 2, "add --pretend-scale"),
     (f"{PRETENDED} --save-checkpoint", 2, "a rank that runs alone learns nothing"),
+    (f"{PRETENDED} --checkpoint-interval 2", 2, "--checkpoint-interval is set, but a rank that runs"),
     (f"{PRETENDED} --weights missing", 2, "a rank that runs alone starts from random weights"),
     # Files and the machine.
     ("parse missing", 2, "missing"),

@@ -134,12 +134,14 @@ def test_the_store_of_one_node_is_a_file_without_a_socket(given: Callable[..., N
     assert _sockets() == before
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_an_error_and_doctor_warns_of_it() -> None:
+def test_too_low_a_limit_of_open_files_is_an_error_and_doctor_warns_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     check_open_files(limit // FILES_PER_RANK)
-    with pytest.raises(EnvironmentProblem, match=rf"may open {limit} files, but needs \d+ .*") as caught:
-        check_open_files(limit // FILES_PER_RANK + 1)
-    assert "LimitNOFILE" in str(caught.value.do)
+    for hard, remedy in ((limit, "LimitNOFILE"), (resource.RLIM_INFINITY, "'ulimit -n ")):
+        monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: (limit, hard)}.__getitem__)
+        with pytest.raises(EnvironmentProblem, match=rf"may open {limit} files, but needs \d+ .*") as caught:
+            check_open_files(limit // FILES_PER_RANK + 1)
+        assert remedy in str(caught.value.do)
     assert rule("limits_nofile").thresholds.warn_below == FILES_PER_RANK * 2304
 
 

@@ -115,7 +115,7 @@ def test_a_damaged_line_among_steps_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     whole = step_to_json(step())
     path.write_text(f"{whole}\n{line}\n{whole}\n", encoding="latin-1")
-    with pytest.raises(EnvironmentProblem, match="not a complete step") as raised:
+    with pytest.raises(EnvironmentProblem, match="damaged or incomplete") as raised:
         read_steps(path)
     assert raised.value.where == f"{path}:2"
     assert isinstance(raised.value, ValueError)

@@ -231,4 +231,4 @@ def test_dropout_of_resumed_adapters_is_refused_where_it_is_unsupported(tmp_path
     saved = resumable(tmp_path, began.origin, LORA, lora=began.lora, base=began.origin.weights)
     assert plan(tmp_path, LORA, load_checkpoint=saved).lora == began.lora
     said = refusal(tmp_path, LORA, load_checkpoint=saved, overrides={"pp": 2})
-    assert "dropout 0.1, unsupported with pipeline parallelism" in said
+    assert "dropout 0.1 of the checkpoint's adapters is unsupported with pipeline parallelism" in said

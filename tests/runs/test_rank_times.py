@@ -74,7 +74,7 @@ def test_a_line_that_a_crash_cut_is_left_out_and_another_is_an_error(tmp_path: P
     path.write_text(text[:-10])
     assert [line.first_step for line in read_rank_times(path)] == [0, 1]
     path.write_text(text.replace('"first_step":1', '"first":1'))
-    with pytest.raises(BrokenRecord, match="not a complete step"):
+    with pytest.raises(BrokenRecord, match="damaged or incomplete"):
         read_rank_times(path)
     path.write_text(text.replace('"copy_us":[1.0,', '"copy_us":['))
     with pytest.raises(BrokenRecord, match="same number of ranks"):
@@ -85,7 +85,7 @@ def test_why_times_cannot_be_read_is_one_line(tmp_path: Path, tiny_plan: Callabl
     path = tmp_path / "rank_times.jsonl"
     path.write_text("{}\n{}\n")
     assert rank_times.read_excess(path, tiny_plan().recipe) == Missing(
-        f"the times of its ranks cannot be read: the line is not a complete step ({path}:1)"
+        "the times of its ranks cannot be read: the line is damaged or incomplete (rank_times.jsonl:1)"
     )
 
 

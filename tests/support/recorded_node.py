@@ -101,7 +101,7 @@ SOFTWARE = (
     '{"cuda": "12.8", "gpus": 8, "nccl": "2.27.5", "architectures": ["sm_80", "sm_90", "sm_100"],'
     ' "capabilities": ["90", "90", "90", "90", "90", "90", "90", "90"]}\n'
 )
-NO_PROGRAM = "{} is not on this machine"
+NO_PROGRAM = "{} was not found"
 
 
 class RecordedNode:

@@ -126,7 +126,8 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
     model = str(value).lower().removeprefix("pretrain_").removeprefix("finetune_").partition("_")[0]
     meant = did_you_mean(value, names)
     if not meant and kind in LIMITS and not any(model in name for name in names):
-        do = LIMITS.get(str(value).rpartition(".")[2], LIMITS[kind]).format(model)
+        ending = str(value).rpartition(".")[2] if kind == "workload" else kind
+        do = LIMITS.get(ending, LIMITS[kind]).format(model)
     return UsageError(f"unknown {kind} '{value}'{meant}", choices=names, do=do)
 
 

@@ -132,7 +132,7 @@ def not_regular(mode: int) -> str | None:
     """Return a predicate such as ``is a pipe`` for the mode of a file that is not regular; None for a regular file."""
     if stat.S_ISREG(mode):
         return None
-    return next((text for is_kind, text in _KINDS if is_kind(mode)), "is not a regular file")
+    return next((text for is_kind, text in _KINDS if is_kind(mode)), "is of an unknown type")
 
 
 def check_values(text: bytes, most: int = MOST_VALUES) -> None:

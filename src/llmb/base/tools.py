@@ -66,7 +66,7 @@ def ask_program(
             start_new_session=True,
         )
     except FileNotFoundError:
-        return Output("", f"{command[0]} is not on this machine", not_here=True)
+        return Output("", f"{command[0]} was not found", not_here=True)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         return Output("", f"{command[0]} cannot be started: {why}")

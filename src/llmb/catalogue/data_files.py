@@ -105,9 +105,9 @@ class CatalogueError(UsageError):
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        noun = "problem" if len(self.problems) == 1 else "problems"
+        count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
         lines = "\n".join(f"  {problem}" for problem in self.problems)
-        super().__init__(f"the catalogue has {len(self.problems)} {noun}:\n{lines}", do="correct the file, or its path")
+        super().__init__(f"{count} in files that llmb reads:\n{lines}", do="correct the file, or its path")
 
 
 def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreign: bool = False) -> Shape:

@@ -74,7 +74,7 @@ class LayoutSizes(Record):
     cp: Annotated[int | None, _size(help="Context parallel size.")] = None
     ep: Annotated[int | None, _size(help="Expert parallel size.")] = None
     etp: Annotated[int | None, _size(help="Tensor parallel size of experts.")] = None
-    mbs: Annotated[int | None, _size(help="Micro batch size, in sequences.")] = None
+    mbs: Annotated[int | None, _size(help="Micro-batch size, in sequences.")] = None
     gbs: Annotated[int | None, _size(help="Global batch size, in sequences.")] = None
     seq_len: Annotated[int | None, _size(help="Sequence length in tokens.")] = None
     layers: Annotated[int | None, _size(help="Number of layers.")] = None
@@ -120,8 +120,8 @@ class Request:
         int | None,
         Option(
             flags=("-n", "--gpus", "--scale"),
-            help="Number of GPUs, or processes on a CPU. Default: detected (run: at most 2 on a CPU; accept), "
-            "else the recipe's smallest.",
+            help="Number of GPUs, or processes on a CPU. Default: detected by 'run' (at most 2 on a CPU) and "
+            "'accept', else the recipe's smallest.",
             minimum=1,
         ),
     ] = None
@@ -328,9 +328,9 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
     if request.gpu_type is None:
         return types[0]
     if request.gpu_type not in types and request.gpu_type in (*catalogue.gpus, CPU):
-        do = "pass one of these with --gpu-type; 'llmb list' marks sizes that train on a CPU with 'cpu'"
+        on_cpu = "; 'llmb list' marks sizes that train on a CPU with 'cpu'" if request.gpu_type == CPU else ""
         what = f"{request.workload} {request.size} has no layout for {request.gpu_type}"
-        raise UsageError(what, choices=types, do=do)
+        raise UsageError(what, choices=types, do=f"pass one of these with --gpu-type{on_cpu}")
     if request.gpu_type not in types:
         raise unknown("GPU type", request.gpu_type, [*catalogue.gpus, CPU] if CPU in types else types)
     return request.gpu_type

@@ -69,5 +69,5 @@ def rule_of_document(rule: str, documented: str | None) -> str:
 
 
 def _bad_window(what: str, example: str = "35-44") -> UsageError:
-    do = f"pass the first and the last step, numbered from 0, such as {example}, or another of these"
+    do = f"pass the first and the last step, numbered from 0, such as {example}, or one of these"
     return UsageError(what, choices=WINDOW_RULES, do=do)

@@ -121,7 +121,7 @@ def read_manifest(text: bytes) -> Manifest:
     except ValidationError as error:
         place, wrong = first_problem(error)
         if place == "version":
-            raise ValueError(f"this llmb reads version {VERSION} only; use a newer llmb") from error
+            raise ValueError(f"this llmb reads version {VERSION} only") from error
         raise ValueError(f"its manifest is damaged: {place}: {wrong}") from error
     for problem in _problems(manifest):
         raise ValueError(problem)

@@ -138,8 +138,8 @@ def parse_since(text: str, now_s: float) -> float:
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError as error:
-        choices = ("30m", "12h", "7d", "2w", "2026-11-21", "2026-11-21T14:00")
-        raise UsageError(f"'{text}' is not a date, a time or an age", choices=choices) from error
+        do = "pass an age such as 30m, 12h, 7d or 2w, a date such as 2026-11-21, or a time such as 2026-11-21T14:00"
+        raise UsageError(f"'{text}' is not a date, a time or an age", do=do) from error
 
 
 Recipe = tuple[str, str]

@@ -31,9 +31,9 @@ def why_not_estimated(plan: EnginePlan) -> str | None:
     """Return why the memory of a plan cannot be estimated; None if it can."""
     layout = plan.recipe.layout
     if plan.recipe.dtype is Dtype.FP32:
-        return "memory in fp32 (--dtype fp32, or a CPU) is not estimated"
+        return "memory in fp32 (--dtype fp32 or --gpu-type cpu) is not estimated"
     if not plan.compiled:
-        return "the memory of blocks that are not compiled (--no-compile, or a CPU) is not estimated"
+        return "the memory of blocks that are not compiled (--no-compile or --gpu-type cpu) is not estimated"
     if plan.attention_backend == "math":
         return "the memory of attention without a fused kernel (--attention-backend math) is not estimated"
     if not layout.sequence_parallel:

@@ -11,7 +11,8 @@ from llmb.catalogue.records import PARALLEL, unspecified_text
 from llmb.catalogue.throughput import checkpoint_bytes
 from llmb.catalogue.window import STEADY
 from llmb.launch.programs.engine.program import estimated
-from llmb.reports.formats import interval_of, number, unknown
+from llmb.readers.logs.outcome import steps_span
+from llmb.reports.formats import duration, interval_of, number, unknown
 from llmb.reports.recipe_report import identity_document, origin_rows, trained_text
 from llmb.reports.table import Table, facts_table
 from llmb.runs.attention_choice import fp8_product
@@ -83,7 +84,7 @@ def _dtype(plan: Plan) -> str:
 def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
     """Return a table of the plan; ``workers`` is the command that starts the workers."""
     window, use = plan.window, estimated(plan)
-    over = "the steady state" if window.rule == STEADY else f"steps {window.first}-{window.last}"
+    over = "the steady state" if window.rule == STEADY else steps_span(window.first, window.last)
     proxy = f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""
     about = use and f"about {use.needed_gib:.1f} of {use.capacity_gib:g} GiB on rank {use.fullest.rank}"
     parallelism = plan.parallelism
@@ -164,9 +165,8 @@ def _published_facts(plan: EnginePlan) -> Iterator[tuple[str, str]]:
     if (basis := expected or plan.predicted) is None:
         yield "duration", unknown("no published or predicted step time")
         return
-    minutes = number(plan.steps * basis.step_time_s / 60)
-    speed = "published" if expected else "predicted"
-    yield "duration", f"about {minutes} min for {plan.steps} steps at the {speed} speed, after the start"
+    whole, speed = duration(plan.steps * basis.step_time_s), "published" if expected else "predicted"
+    yield "duration", f"about {whole} for {counted(plan.steps, 'step')} at the {speed} speed, after the start"
 
 
 def profile_text(profile: Profile) -> str:

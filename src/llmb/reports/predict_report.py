@@ -255,11 +255,8 @@ def _training_rows(predicted: RunPrediction, why_unknown: str) -> Iterator[tuple
     yield f"days {per}", number(cost.days), f"{cost.gpu_hours:,.0f} GPU hours"
     if cost.energy_mwh_at_most is not None:
         joules = number(joules_per_token(predicted.prediction))
-        yield (
-            f"MWh {per}",
-            number(cost.energy_mwh_at_most),
-            f"at most: GPUs alone, at their power limit; {joules} J/token",
-        )
+        note = f"at most: GPUs alone, at their power limit; {joules} J/token"
+        yield f"MWh {per}", number(cost.energy_mwh_at_most), note
     if cost.price is not None:
         yield f"price {per}", number(cost.price), f"at {predicted.price:g} per GPU hour"
 

@@ -12,6 +12,7 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.catalogue.throughput import MFU
 from llmb.launch.programs.conclude import EndedRun
+from llmb.readers.logs.outcome import steps_span
 from llmb.readers.profiles.breakdown import shares
 from llmb.readers.samples.machine import MachineReport, event_text, kind_text, machine_rules
 from llmb.readers.samples.other_work import run_text
@@ -97,7 +98,7 @@ def run_table(
 
     With ``steps``, a row has a sparkline of their times. If ``brief``, rows that only some readers need are omitted."""
     window = result.window or plan.window
-    title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
+    title = f"{plan_title(plan)}, {steps_span(window.first, window.last)} of {plan.last_step + 1}"
     expected = plan.recipe.figure
     rows = [
         *((name, "", "", text) for name, text in _conditions(plan, result)),

@@ -203,7 +203,7 @@ def trace_tables(summary: TraceSummary) -> Iterator[Table]:
     yield _names_table(f"Longest {_what(first)}s of {printable(first.label)}, all steps", first, first.names)
     unknown = max(summary.ranks, key=lambda rank: sum(item.total_ns for item in rank.unclassified))
     if unknown.unclassified:
-        title = f"Unclassified kernels of {printable(unknown.label)}, all steps"
+        title = f"Unclassified {_what(unknown)}s of {printable(unknown.label)}, all steps"
         caption = "No rule of llmb matches their names, so their activity is unknown."
         yield _names_table(title, unknown, unknown.unclassified, caption)
 

@@ -111,10 +111,9 @@ def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
     usable = able(trials)
     if not usable:
         reasons = "\n".join(f"  - {trial.backend}: {trial.problem}" for trial in trials)
-        raise UsageError(
-            f"attention backend {choice} cannot compute this attention:\n{reasons}",
-            do=None if choice == "auto" else "omit --attention-backend, or pass another backend",
-        )
+        who = "no attention backend can" if choice == "auto" else f"attention backend {choice} cannot"
+        do = None if choice == "auto" else "omit --attention-backend, or pass another backend"
+        raise UsageError(f"{who} compute this attention:\n{reasons}", do=do)
     best = min(usable, key=lambda trial: trial.milliseconds or 0.0)
     why = _why(choice, best, usable)
     return AttentionReport(

@@ -443,7 +443,8 @@ class Choices(Record):
             ("--load-checkpoint", self.load_checkpoint, inputs),
             ("--weights", self.weights, inputs),
             ("--dataset", self.dataset, inputs),
-            ("--save-checkpoint", self.saves, saved),
+            ("--save-checkpoint", self.save_checkpoint, saved),
+            ("--checkpoint-interval", self.checkpoint_interval, saved),
             ("--nccl-trace", self.profiling.nccl_trace, alone),
             ("--profile-ranks", self.profiling.profile_ranks, "is the only one"),
         )
@@ -482,10 +483,11 @@ class Choices(Record):
         if lora.dropout >= 1:
             yield f"--lora-dropout is {lora.dropout:g}; it must be below 1"
         if lora.dropout and recipe.layout.pp > 1:
+            owner = "checkpoint" if resumed else "recipe"
             yield (
                 "--lora-dropout is unsupported with pipeline parallelism; pass --pp 1, or omit --lora-dropout"
                 if self.lora_dropout
-                else f"the checkpoint's adapters have dropout {lora.dropout:g}, unsupported with pipeline parallelism; "
+                else f"dropout {lora.dropout:g} of the {owner}'s adapters is unsupported with pipeline parallelism; "
                 "pass --pp 1"
             )
         if lora.targets == "all-linear" and recipe.model.moe:

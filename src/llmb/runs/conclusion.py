@@ -355,15 +355,18 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
     first, last = plan.window.first, plan.window.last
     if not plan.first_step <= first <= last <= plan.last_step:
         yield f"the window is steps {first}-{last}, but the run has steps {plan.first_step}-{plan.last_step}"
-    if steps:
-        yield from _wrong_order((plan.first_step - 1, *(step.step for step in steps), plan.last_step + 1))
+    numbers, run = [step.step for step in steps], range(plan.first_step, plan.last_step + 1)
+    if beyond := [number for number in numbers if number not in run]:
+        yield f"step {beyond[0]} is recorded, but the run has steps {plan.first_step}-{plan.last_step}"
+    elif steps:
+        yield from _wrong_order((plan.first_step - 1, *numbers, plan.last_step + 1))
     if bad := next((step for step in steps if not SHORTEST_STEP_S < step.step_time_s < LONGEST_STEP_S), None):
         yield f"step {bad.step} took {bad.step_time_s:.4g} s, which is impossible"
     inside = [step for step in steps if step.step in plan.window]
     if skipped := sum(not step.updated for step in inside):
         yield f"{counted(skipped, 'step')} of the window skipped the update of the parameters"
     if other := next((step for step in steps if step.profiled != plan.slows_down(step.step)), None):
-        yield f"step {other.step} was profiled, or not, contrary to the plan"
+        yield f"step {other.step} was {'' if other.profiled else 'not '}profiled, contrary to the plan"
     laps = [
         Lap(
             steps_s=step.step_time_s,

@@ -198,9 +198,8 @@ def user_root(path: Path) -> Path | None:
     if not isinstance(root, str) or not root:
         return None
     if not root.startswith(("/", "~")):
-        raise UsageError(
-            f"{ROOT_KEY} is '{root}', which depends on the working directory", where=str(path), do=ABSOLUTE
-        )
+        what = f"{ROOT_KEY} is '{root}', which depends on the working directory"
+        raise UsageError(what, where=str(path), do=ABSOLUTE)
     return Path(root).expanduser().absolute()
 
 

@@ -20,7 +20,7 @@ from pydantic import FiniteFloat, TypeAdapter
 
 from llmb.base.missing import Missing
 from llmb.catalogue.records import Layout, Recipe
-from llmb.runs.folder import BrokenRecord
+from llmb.runs.folder import BrokenRecord, read_or_missing
 from llmb.runs.steps import read_lines
 
 MOST_VALUES = 1 << 20
@@ -183,12 +183,9 @@ def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None)
 
     Return Missing if times were not recorded, or cannot be read or compared.
     """
-    try:
-        lines = read_rank_times(path)
-    except BrokenRecord as error:
-        return Missing(f"the times of its ranks cannot be read: {error.what} ({error.where})")
-    except OSError as error:
-        return Missing(f"the times of its ranks cannot be read: {error}")
+    lines = read_or_missing("the times of its ranks", lambda: read_rank_times(path))
+    if isinstance(lines, Missing):
+        return lines
     if steps is not None:
         lines = [line for line in lines if any(step in steps for step in range(line.first_step, line.last_step + 1))]
     return rank_excess(lines, recipe.layout, same_layers=recipe.model.moe is None)

@@ -174,7 +174,7 @@ def read_lines(path: Path, read: Callable[[bytes], Line]) -> list[Line]:
             records.append(read(line))
         except ValueError as error:
             if number < len(lines):
-                raise BrokenRecord("the line is not a complete step", where=f"{path}:{number}") from error
+                raise BrokenRecord("the line is damaged or incomplete", where=f"{path}:{number}") from error
     return records
 
 
@@ -222,5 +222,5 @@ class StepFollower:
                     step = step_from_json(line)
                 except ValueError as error:
                     where = f"{self.path}, byte {self.offset - len(line)}"
-                    raise BrokenRecord("the line is not a complete step", where=where) from error
+                    raise BrokenRecord("the line is damaged or incomplete", where=where) from error
                 yield StepNews(step.step, step.step_time_s, step.loss, step.grad_norm, profiled=step.profiled)

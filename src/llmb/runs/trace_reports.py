@@ -173,7 +173,7 @@ def _of_nodes(nodes: NodesNetwork, environment: Environment | None, gpu: Gpu | N
         if ports:
             yield f"NCCL used {TCP} {where}, though {_named([port.device for port in ports])} can be used there"
         elif gpu and gpu.network_gb_s:
-            yield f"NCCL used {TCP} {where}; the network of {gpu.name} has {gpu.network_gb_s:g} GB/s a GPU"
+            yield f"NCCL used {TCP} {where}; the network of {gpu.name} has {gpu.network_gb_s:g} GB/s per GPU"
         return
     if nodes.fabric == NVLINK:
         return
@@ -198,7 +198,7 @@ def _few_devices(
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
     network_gb_s = (gpu and gpu.network_gb_s) or 0.0
     if 0 < each_gb_s < LEAST_SHARE * network_gb_s:
-        text = f"NCCL used {counted(len(used), 'device')} {where} with {each_gb_s:.3g} of {network_gb_s:g} GB/s a GPU"
+        text = f"NCCL used {counted(len(used), 'device')} {where} with {each_gb_s:.3g} of {network_gb_s:g} GB/s per GPU"
         yield text + (f", without {_named(unused)}" if unused else "")
     elif unused and len(used) < ranks:
         yield f"NCCL used {len(used)} of {len(used) + len(unused)} devices {where}, without {_named(unused)}"
@@ -242,7 +242,7 @@ def network_log(folder: RunFolder, rank: int) -> Path:
 
 def report_network(folder: RunFolder, plan: Plan, environment: Environment | None) -> NetworkUse | Missing:
     if plan.device != "cuda":
-        return Missing("the ranks communicate by gloo, not by NCCL")
+        return Missing("the ranks communicate with gloo, not NCCL")
     gpu, gpus = Catalogue().gpus.get(plan.recipe.gpu_type), plan.recipe.layout.gpus
     if len(environment.nodes) == 1 if environment else gpu and gpus <= gpu.gpus_per_node:
         return Missing("the run used one node")

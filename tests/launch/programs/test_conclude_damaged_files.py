@@ -211,7 +211,7 @@ def test_steps_that_cannot_be_read_make_a_run_invalid_with_the_reason(tmp_path: 
     files["metrics.jsonl"] = b"".join((*lines[:5], lines[5][:40], *lines[6:]))
     whole = concluded(tmp_path / "ended", files)
     assert whole.status == "invalid"
-    assert whole.reason == "its files cannot be read: the line is not a complete step (metrics.jsonl:6)"
+    assert whole.reason == "its files cannot be read: the line is damaged or incomplete (metrics.jsonl:6)"
     failed = concluded(tmp_path / "failed", files, exit_code=3)
     assert (failed.status, failed.reason) == ("failed", f"{whole.reason}; exit code 3")
 

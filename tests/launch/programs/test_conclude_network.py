@@ -100,14 +100,14 @@ def test_sockets_where_no_card_is_seen_are_a_fault_where_the_gpu_type_has_a_netw
     unseen = run.model_copy(update={"environment": run.environment.model_copy(update={"rdma_ports": ()})})
     (fault,) = used(tmp_path, unseen, words("Socket", "node1")).faults
     assert fault.startswith("NCCL used TCP sockets on node1; the network of NVIDIA H100")
-    assert fault.endswith("has 50 GB/s a GPU")
+    assert fault.endswith("has 50 GB/s per GPU")
 
 
 @pytest.mark.parametrize(
     ("rate", "cards", "fault"),
     [
-        (400, 4, "NCCL used 4 devices on node1 and node2 with 25 of 50 GB/s a GPU, without mlx5_4, mlx5_5 and 2 more"),
-        (200, 8, "NCCL used 8 devices on node1 and node2 with 25 of 50 GB/s a GPU"),
+        (400, 4, "4 devices on node1 and node2 with 25 of 50 GB/s per GPU, without mlx5_4, mlx5_5 and 2 more"),
+        (200, 8, "8 devices on node1 and node2 with 25 of 50 GB/s per GPU"),
         (400, 8, None),
     ],
 )
@@ -115,7 +115,7 @@ def test_fewer_or_slower_cards_than_the_gpu_type_has_are_a_fault(
     tmp_path: Path, rate: float, cards: int, fault: str | None
 ) -> None:
     texts = (words("IB", node, cards=CARDS[:cards]) for node in NODES)
-    assert used(tmp_path, record(rate=rate), *texts).faults == ((fault,) if fault else ())
+    assert used(tmp_path, record(rate=rate), *texts).faults == ((f"NCCL used {fault}",) if fault else ())
 
 
 def test_cards_of_storage_beside_one_card_a_gpu_are_no_fault(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_where_nothing_tells_the_network_the_reason_is_given(tmp_path: Path) -> 
     folder.log.write_text(words("Socket", "node1"))
     assert reason(foreign) == "the run used one node", "by the GPUs of a node"
     folder.log.unlink()
-    assert reason(on_cpu) == "the ranks communicate by gloo, not by NCCL"
+    assert reason(on_cpu) == "the ranks communicate with gloo, not NCCL"
     folder.log.write_text("iteration\n" + words("IB", "node1"))
     found = report_network(folder, record().plan, record().environment)
     assert found

@@ -169,7 +169,7 @@ def test_an_unknown_job_has_an_unknown_state(shell: SlurmCluster) -> None:
 
 def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Exception, match="squeue is not on this machine") as caught:
+    with pytest.raises(Exception, match="squeue was not found") as caught:
         job_state("1")
     assert caught.value.exit_code == 3
 

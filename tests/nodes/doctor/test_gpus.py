@@ -152,18 +152,18 @@ def test_fewer_than_usual_only_warns_where_no_number_is_expected(node: RecordedN
 
 def test_without_gpus_nothing_is_checked(tmp_path: Path) -> None:
     node = RecordedNode(tmp_path)
-    node.said = {"nvidia-smi": Output("", "nvidia-smi is not on this machine")}
+    node.said = {"nvidia-smi": Output("", "nvidia-smi was not found")}
     for device in (tmp_path / "sys/bus/pci/devices").iterdir():
         (device / "vendor").write_text("0x8086\n")
     found = checked(node, ANY)
     assert [*found] == names_of("gpu")
-    assert {getattr(one, "reason", None) for one in found.values()} == {"no GPU: nvidia-smi is not on this machine"}
+    assert {getattr(one, "reason", None) for one in found.values()} == {"no GPU: nvidia-smi was not found"}
 
 
 @pytest.mark.parametrize(
     ("said", "on_bus", "value", "advice"),
     [
-        (Output("", "nvidia-smi is not on this machine"), 0, "0 of 8 (--gpus): nvidia-smi is not on this machine",
+        (Output("", "nvidia-smi was not found"), 0, "0 of 8 (--gpus): nvidia-smi was not found",
          "login node"),
         (Output("", "nvidia-smi: Make sure that the latest NVIDIA driver is installed and running."), 8,
          "0 of 8 (--gpus): nvidia-smi: Make sure that the latest NVIDIA driver is installed and running.; 8 on the",

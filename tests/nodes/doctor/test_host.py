@@ -230,9 +230,9 @@ def test_slower_ports_beside_one_full_port_a_gpu_are_of_storage(host: Host) -> N
 
 
 def test_addresses_that_are_not_known_are_not_judged(host: Host) -> None:
-    host.node.said["ip -o address show up"] = Output("", "ip is not on this machine")
+    host.node.said["ip -o address show up"] = Output("", "ip was not found")
     finding = host.found()["network_public_address"]
-    assert finding == NotChecked(name="network_public_address", reason="ip is not on this machine")
+    assert finding == NotChecked(name="network_public_address", reason="ip was not found")
 
 
 GOVERNOR, OPEN_MODULES = f"{CPU}/cpu0/cpufreq", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06"

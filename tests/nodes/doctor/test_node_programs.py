@@ -182,7 +182,7 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
     "no Pyxis": ("scheduler_containers", "fail", "no --container-image", "plugstack",
         containers(trait("containers", "srun has no --container-image"))),
     "no Enroot": ("container_runtime", "fail", "no enroot; cluster_config.yaml has runtime: pyxis", "container.runtime",
-        containers(said("enroot version", Output("", "enroot is not on this machine")))),
+        containers(said("enroot version", Output("", "enroot was not found")))),
     "little space for images": ("container_enroot_folders", "warn", "at least 50 GB free (ENROOT_CACHE_PATH",
         "enroot.conf",
         said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "free": 50 * 10**9}}))),
@@ -201,8 +201,8 @@ UNFIT: dict[str, tuple[str, str, str, str, Callable[[Site], None]]] = {
     "slow writes": ("disk_write_install", "warn", "134 MB/s", "load", rates("write", seconds=2.0)),
     "no writes": ("disk_write_install", "warn", "nothing was transferred in time", "by hand", rates("write", size=0)),
     "slow reads": ("disk_read_install", "warn", "134 MB/s", "load", rates("read", seconds=2.0)),
-    "no interpreter": ("software_python", "fail", "is not on this machine", "cluster_config.yaml",
-        said(f"{PYTHON} -c", Output("", f"{PYTHON} is not on this machine"))),
+    "no interpreter": ("software_python", "fail", "was not found", "cluster_config.yaml",
+        said(f"{PYTHON} -c", Output("", f"{PYTHON} was not found"))),
     "old interpreter": ("software_python", "fail", "3.9.18", "3.11", software("3.12.3", "3.9.18")),
     "no llmb": ("software_llmb", "warn", "not installed", "llmb docs install", software(f'"{__version__}"', "null")),
     "another llmb": ("software_llmb", "warn", "0.0.1, but this command", "this ver",
@@ -282,10 +282,10 @@ def test_a_compatibility_package_makes_an_old_driver_fit(site: Site) -> None:
 
 
 def test_without_a_scheduler_nothing_of_it_is_checked(site: Site) -> None:
-    site.setup = Missing("scontrol is not on this machine")
+    site.setup = Missing("scontrol was not found")
     found = site.found()
     assert [found[name] for name in names_of("scheduler")] == [
-        NotChecked(name=name, reason="scontrol is not on this machine") for name in names_of("scheduler")
+        NotChecked(name=name, reason="scontrol was not found") for name in names_of("scheduler")
     ]
 
 
@@ -409,7 +409,7 @@ def _runs(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        (["no-such-program"], "no-such-program is not on this machine"),
+        (["no-such-program"], "no-such-program was not found"),
         (["/"], "/ cannot be started: Permission denied"),
         (["sh", "-c", "echo one >&2; echo two >&2; exit 3"], "sh: two"),
         (["sh", "-c", "echo one; exit 3"], "sh: one"),

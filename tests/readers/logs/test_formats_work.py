@@ -149,8 +149,8 @@ def test_the_ramp_of_maxtext_is_no_measurement() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"rate": 4096.0}, "by its rate and its time, step 40 has 8,192 tokens a GPU, but another step"),
-        ({"seconds": 2000.0}, "by its rate and its time, step 40 has 16,384,000 tokens a GPU, but another step"),
+        ({"rate": 4096.0}, "by its rate and its time, step 40 has 8,192 tokens per GPU, but another step"),
+        ({"seconds": 2000.0}, "by its rate and its time, step 40 has 16,384,000 tokens per GPU, but another step"),
         ({"tokens": 65536}, "a step of the window has 65,536 tokens, but most have 131,072"),
     ],
 )

@@ -48,8 +48,8 @@ def test_a_log_is_shown_as_far_as_it_tells(page: Callable[..., str], tmp_path: P
     for lacking, why in {
         "history": "a history needs 2",
         "loss": "the steps are not recorded one by one",
-        "ranks": "the steps are not recorded one by one",
-        "breakdown of a step": "the run was not profiled",
+        "ranks": "a log does not contain the times of single ranks",
+        "breakdown of a step": "a log contains no profile",
     }.items():
         assert re.search(f"<b>No {lacking}</b>: [^<]*{why}", html), lacking
     step_time_s = parse_file(tmp_path / "log.out", DEFAULT_RULE).outcome.step_time_s

@@ -103,11 +103,11 @@ def connect(patience: timedelta, *, hosts: bool = False) -> Store:
 def check_open_files(ranks: int) -> None:
     """Raise EnvironmentProblem if this process may open too few files for the store of ``ranks`` ranks."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and limit < FILES_PER_RANK * ranks:
-        what = (
-            f"rank 0 of {ranks} may open {limit} files, but needs {FILES_PER_RANK * ranks} for the others' connections"
-        )
+    need = FILES_PER_RANK * ranks
+    if limit != resource.RLIM_INFINITY and limit < need:
         do = f"raise the hard limit, now {hard}, in /etc/security/limits.conf and slurmd's unit (LimitNOFILE)"
+        do = do if resource.RLIM_INFINITY != hard < need else f"run 'ulimit -n {need}' before the launcher"
+        what = f"rank 0 of {ranks} may open {limit} files, but needs {need} for the others' connections"
         raise EnvironmentProblem(what, do=do)
 
 

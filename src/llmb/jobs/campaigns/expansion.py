@@ -50,7 +50,7 @@ class Selection:
         _selection(
             name="size",
             flags=("-s", "--model-size", "--size"),
-            help="Model size, or several. Default: the file's; else all of llmb's engine, tiny only on CPUs.",
+            help="Model size, or several. Default: the file's; else all that llmb's engine trains, tiny only on CPUs.",
             form=WORD,
         ),
     ] = ()

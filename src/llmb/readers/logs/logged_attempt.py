@@ -50,8 +50,8 @@ class PrintedWork:
         if gbs is None:
             return None
         if consumed and consumed != gbs:
-            note = f"the global batch size is {gbs:g}"
-            return f"{note} in step {line.step}, but {consumed:g} samples a step were consumed since the previous line"
+            note = f"the global batch size is {gbs:g} in step {line.step}"
+            return f"{note}, but {consumed:g} samples per step were consumed since the previous line"
         if self.gbs is None and gbs == int(gbs):
             self.gbs = int(gbs)
         if self.gbs == gbs:
@@ -79,7 +79,7 @@ class PrintedWork:
         self.work = min(least, work), max(most, work)
         if self.work[1] <= MOST_APART * self.work[0]:
             return None
-        note = f"by its rate and its time, step {line.step} has {work:,.0f} tokens a GPU"
+        note = f"by its rate and its time, step {line.step} has {work:,.0f} tokens per GPU"
         return f"{note}, but another step of the window has {least if work > least else most:,.0f}"
 
     def flaw(self, configuration: Mapping[str, Value]) -> str | None:
@@ -94,7 +94,7 @@ class PrintedWork:
         if places and most > places:
             return f"a step has {most:,} tokens, but the layout has {places:,}"
         if places and gpus and self.work and not 1 / MOST_APART < self.work[0] * gpus / places < MOST_APART:
-            note = f"by its rate and its time, a step has {self.work[0]:,.0f} tokens a GPU"
+            note = f"by its rate and its time, a step has {self.work[0]:,.0f} tokens per GPU"
             return f"{note}, but by the layout {places / gpus:,.0f}"
         return self._other_tokens()
 

@@ -56,11 +56,8 @@ def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Time
     with_steps = [timeline for timeline in timelines if timeline.steps]
     dropped = [note for timeline in timelines for note in timeline.notes if note.startswith(STEPS_LEFT_OUT)]
     if not with_steps and dropped:
-        raise UsageError(
-            f"no step of this trace is complete; {dropped[0]}",
-            where=str(path),
-            do="profile fewer steps, after a few warm-up steps",
-        )
+        what = f"no step of this trace is complete; {dropped[0]}"
+        raise UsageError(what, where=str(path), do="profile fewer steps, after a few warm-up steps")
     if not with_steps:
         raise UsageError(
             "this trace has no training steps",

@@ -242,7 +242,7 @@ def loss_figure(section: str, of_run: StepsOf, of_other: StepsOf | None) -> Figu
 def breakdown_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     """Plot the parts of a profiled step, in percent of the step; return Missing if there is no breakdown."""
     if run.record is None or run.record.plan.profile is None:
-        return Missing("the run was not profiled: llmb run --profile")
+        return Missing("the run was not profiled: llmb run --profile" if run.record else "a log contains no profile")
     try:
         step = read_breakdown(RunFolder(run.path))
     except BrokenRecord as error:
@@ -268,7 +268,7 @@ STANDS_OUT_PCT = 1.0
 def ranks_figure(section: str, run: AnalyzedRun) -> Figure | Missing:
     """Plot how much longer each rank's own work takes than the median rank's; Missing without comparable times."""
     if run.record is None or run.recipe is None:
-        return Missing(NO_STEPS)
+        return Missing("a log does not contain the times of single ranks")
     if run.recipe.layout.gpus < 2:
         return Missing("the run has one rank")
     found = read_excess(RunFolder(run.path).rank_times, run.recipe)

@@ -148,9 +148,8 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
     except OSError as error:
         raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
     if missing:
-        raise UsageError(
-            f"the checkpoint is incomplete:{itemized(missing)}", where=str(path), do="use another checkpoint"
-        )
+        what = f"the checkpoint is incomplete:{itemized(missing)}"
+        raise UsageError(what, where=str(path), do="use another checkpoint")
     return SavedCheckpoint(path.absolute(), record)
 
 
@@ -194,7 +193,7 @@ def read_checkpoint_record(path: Path) -> CheckpointRecord:
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="pass a folder that contains 'weights'")
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
-        what = "this checkpoint is incomplete: llmb is still writing it, or was ended before"
+        what = "this checkpoint is incomplete: llmb is still writing it, or ended before it was complete"
         raise UsageError(what, where=str(path), do="wait until it is complete, or use another checkpoint")
     if not (path / RECORD).is_file():
         description = describe_folder(path)

@@ -6,6 +6,7 @@ billion. In Python, it is faster than MD5, SHA-256 and BLAKE2b, with or without 
 (``benchmarks/checksums.py``).
 """
 
+import errno
 import fcntl
 import io
 import os
@@ -59,7 +60,8 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
                 if partial.exists() and not is_worth_keeping(partial):
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        advice = "free some space, or use a folder that you can write to, on another disk"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "free some space, or use a folder on another disk" if full else "use a folder that you can write to"
         raise EnvironmentProblem(f"llmb cannot write: {error.strerror}", where=str(target), do=advice) from error
 
 

@@ -36,11 +36,8 @@ def read_folder(path: Path) -> WeightsFolder:
     """Read a model folder's configuration and index. Raise UsageError if it is not a complete model in safetensors."""
     if not path.is_dir():
         problem = "it is a file" if path.exists() else "there is no such folder"
-        raise UsageError(
-            f"this is not a Hugging Face model: {problem}",
-            where=str(path),
-            do="pass the folder that contains 'config.json'; 'hf download NAME --local-dir FOLDER' downloads one",
-        )
+        do = f"pass the folder that contains '{CONFIG}'; 'hf download NAME --local-dir FOLDER' downloads one"
+        raise UsageError(f"this is not a Hugging Face model: {problem}", where=str(path), do=do)
     if (path / ADAPTER_CONFIG).is_file():  # transformers loads its weights on top of the model's
         what = f"the folder holds an adapter ('{ADAPTER_CONFIG}'), which changes the model"
         merge = "merge it into the weights first (merge_and_unload of peft)"
@@ -48,9 +45,8 @@ def read_folder(path: Path) -> WeightsFolder:
         raise UsageError(what, where=str(path), do=do)
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
-        raise UsageError(
-            f"the folder has no '{CONFIG}', which defines the model", where=str(path), do="copy the model's there"
-        )
+        what, do = f"the folder has no '{CONFIG}', which defines the model", f"copy the model's '{CONFIG}' there"
+        raise UsageError(what, where=str(path), do=do)
     documents = tuple(name for name in (CONFIG, INDEX) if (path / name).is_file())
     whole = path.absolute()
     return WeightsFolder("huggingface", whole, read_json(path / CONFIG), files, documents, whole)

@@ -99,7 +99,8 @@ def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None
     values = {**USUAL, **form.silent, **renamed, **set_values}
     fields: dict[str, Any] = {"model": config["model_type"], "size": size, "source": "a config.json of one's own"}
     keys: dict[str, str] = {}
-    problems = [f"{name} has two values, under two names" for name, value in renamed.items() if value != values[name]]
+    twice = [name for name, usual in form.renamed.items() if name in set_values and values[usual] != set_values[name]]
+    problems = [f"{name} and {form.renamed[name]}, two names of one setting, have different values" for name in twice]
     problems += [*_rotary(values, fields), *_windows(values, form, fields)]
     _set_all(fields, form.parts)
     for key, field in (*FIELDS.items(), *form.settings.items()):
@@ -169,8 +170,9 @@ def _rotary(values: dict[str, Any], fields: dict[str, Any]) -> Iterator[str]:
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
     if kind not in SCALINGS:
-        if rope or kind != "default":
+        if kind != "default":
             yield f"{name} has the type {shown_value(kind)}; supported: default, {', '.join(SCALINGS)}"
+        yield from (f"{name}.{key} is set, but the type is default" for key in rope if kind == "default")
         return
     own, unused = SCALINGS[kind]
     yield from (f"{name}.{key} is {shown_value(rope[key])}, an unknown setting" for key in rope.keys() - own - unused)
