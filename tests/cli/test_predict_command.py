@@ -44,6 +44,7 @@ def test_a_prediction_says_why_and_how_sure_it_is(llmb: Run) -> None:
     assert document["calibration"].startswith("none")
     assert document["unvalidated"] == []
     assert document["software"] == "documents"
+    assert json.loads(llmb(*ASKED, "--communication", "plain", "--json").stdout)["software"] == "llmb"
     assert document["errors"]["model"]["rows"] == 70
 
 

@@ -78,7 +78,7 @@ def test_commands_take_a_model_whose_parts_the_engine_lacks(llmb: Run, oss: Path
 
 def test_a_run_names_the_parts_that_the_engine_lacks_and_programs_that_have_them(llmb: Run, oss: Path) -> None:
     done = llmb("run", "--model-config", str(oss), *H100, "--dry-run", code=2)
-    assert "no attention sinks and no sliding window and no expert biases and no clamped GLU and no YaRN" in done.stderr
+    assert "lacks attention sinks, sliding window, expert biases, clamped GLU, YaRN" in done.stderr
     assert "Megatron-Bridge and torchtitan can train models of type gpt_oss" in done.stderr
 
 

@@ -91,6 +91,7 @@ def test_ranks_and_profiler(tiny_plan: Callable[..., Plan]) -> None:
         (Profiling(profile=True, profiler="torch", profile_gpu_metrics=True), "needs Nsight Systems"),
         (Profiling(profile_start_step=3), "--profile-start-step needs --profile"),
         (Profiling(profile_ranks="0"), "--profile-ranks needs --profile"),
+        (Profiling(profile_gpu_metrics=True), "--profile-gpu-metrics needs --profile"),
     ],
 )
 def test_what_cannot_be_is_refused(profiling: Profiling, says: str) -> None:

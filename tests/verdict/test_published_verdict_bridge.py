@@ -191,7 +191,7 @@ def test_the_batch_selects_between_rows_and_larger_scales_are_marked() -> None:
 
 
 def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
-    parts = "no mxfp8 and no attention sinks and no sliding window and no expert biases and no clamped GLU and no YaRN"
+    parts = "lacks mxfp8, attention sinks, sliding window, expert biases, clamped GLU, YaRN"
     recipe = resolve(CATALOGUE, Request(workload="pretrain_gpt_oss", size="120b", gpu_type="gb300"))
     with pytest.raises(UsageError, match=f"{parts}: Megatron-Bridge or torchtitan may train this recipe"):
         make_plan(recipe, Choices(), device="cuda")

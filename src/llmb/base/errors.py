@@ -166,9 +166,9 @@ def pip_install(*extras: str) -> str:
     return f"{shlex.quote(sys.executable)} -m pip install {shlex.join(source)}"
 
 
-def check_installed(what: str, *names: str) -> None:
-    """Raise EnvironmentProblem if any of the packages ``names``, which ``what`` needs, is not installed."""
+def check_installed(what: str, *names: str, extra: str = "prepare") -> None:
+    """Raise EnvironmentProblem if any of the packages ``names``, which are in ``extra``, is not installed."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         text = f"{what} needs {' and '.join(missing)}, which this Python does not have"
-        raise EnvironmentProblem(text, do=pip_install("prepare"))
+        raise EnvironmentProblem(text, do=pip_install(extra))

@@ -310,8 +310,9 @@ class OtherParts(Record):
 
     @property
     def names(self) -> tuple[str, ...]:
-        names = (name for name in type(self).model_fields if getattr(self, name))
-        return tuple(name.replace("_", " ").replace("glu", "GLU").replace("yarn", "YaRN") for name in names)
+        names = (name.replace("_", " ") for name in type(self).model_fields if getattr(self, name))
+        spelled = {"dense layers": "first layers without experts", "clamped glu": "clamped GLU", "yarn": "YaRN"}
+        return tuple(spelled.get(name, name) for name in names)
 
 
 Norm = Literal["rmsnorm", "layernorm1p"]
@@ -621,7 +622,7 @@ class Recipe(Record):
         programs = f"{ours}, and llmb judges logs of other programs"
         if file := self.config_file:
             programs = f"{file.programs or 'no program that llmb starts'} can train models of type {file.model_type}"
-        return f"llmb's engine has no {' and no '.join(lacks)}: {programs}" if lacks else None
+        return f"llmb's engine lacks {', '.join(lacks)}: {programs}" if lacks else None
 
     @property
     def prediction_problem(self) -> str | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.base.errors import EnvironmentProblem, NoVerdict, Regressed, RunFailed, UsageError
+from llmb.base.errors import EnvironmentProblem, NoVerdict, Regressed, RunFailed, UsageError, check_installed
 from llmb.base.options import build, options_of
 from llmb.base.shown_text import counted
 from llmb.catalogue.catalogue import Catalogue
@@ -224,6 +224,7 @@ def _print_planned(place: AcceptedNodes, choose: Choose, terms: Terms, *, json: 
 
 def accepted(place: AcceptedNodes, choose: Choose, terms: Terms, on_message: Callable[[str], None]) -> AcceptanceResult:
     """Run the remaining parts of an acceptance, and write its files."""
+    check_installed("the page", "jinja2", "matplotlib", extra="report")  # now, not after all parts
     install = install_here()
     key = acceptance_key(place, choose(place.gpus), terms)
     folder, request = open_acceptance(install, key, place.nodes, start_new=terms.start_new)

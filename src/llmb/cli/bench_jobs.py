@@ -31,6 +31,7 @@ from llmb.launch.scheduler_lookup import read_cluster_site, read_job_options, sc
 from llmb.launch.site.site import this_machine
 from llmb.nodes.bench import pair_rounds
 from llmb.nodes.bench.bench_job import (
+    END,
     TIME_LIMIT_MIN,
     BenchEnd,
     BenchProgram,
@@ -192,7 +193,10 @@ def queue(order: TaskOrder, placed: Placed) -> tuple[BenchEnd, RunFolder] | None
         if placed.json:
             print_output({"job_id": job.job_id, "run_dir": job.run_dir})
         else:
-            do = f"'llmb jobs log {job.job_id} --follow' follows it, 'llmb bench list' shows its result"
+            shown = "'llmb bench list' shows its result"
+            if order.task.subject == "pairwise":
+                shown = f"its result will be in {END} there, and 'llmb submit --exclude unfit' uses it"
+            do = f"'llmb jobs log {job.job_id} --follow' follows it, {shown}"
             print_line(f"queued as job {job.job_id} in {job.run_dir}; {do}")
         return None
     say(f"job {job.job_id}: {job.run_dir}")

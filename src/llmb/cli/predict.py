@@ -34,6 +34,7 @@ from llmb.launch.programs.engine.program import count_ranks
 from llmb.prediction.memory import estimate, memory_of, settle_sharding, why_not_estimated
 from llmb.prediction.prediction import (
     BRIDGE,
+    LLMB,
     Calibration,
     MeasuredStep,
     Prediction,
@@ -97,7 +98,8 @@ Software = Annotated[
     typer.Option(
         "--software",
         help="Software that determines overlap and fusion: 'documents' (NeMo), 'megatron-bridge', 'llmb', "
-        "'torchtitan', or 'plain', which has neither. Default: 'megatron-bridge' for its releases, else 'documents'.",
+        "'torchtitan', or 'plain', which has neither. Default: 'llmb' with --communication, 'megatron-bridge' for its "
+        "releases, else 'documents'.",
     ),
 ]
 AtScales = Annotated[
@@ -296,7 +298,9 @@ def _calibration(
     catalogue: Catalogue, basis: Basis, plan: EnginePlan, find: FindRuns, searches: bool = False
 ) -> Calibration:
     selector = basis.selector
-    usual = default_calibration(catalogue.rates, basis.software or usual_software(plan.recipe))
+    # Only llmb's engine has other ways to communicate.
+    own = LLMB if plan.communication != Choices().communication else usual_software(plan.recipe)
+    usual = default_calibration(catalogue.rates, basis.software or own)
     if selector is None:
         return usual
     # Imported here, because loading them takes longer than a prediction should.

@@ -148,8 +148,8 @@ class Profiling(Record):
             )
 
     def _without_profile(self) -> Iterator[str]:
-        for name in ("profile_start_step", "profile_stop_step", "profile_ranks"):
-            if getattr(self, name) is not None:
+        for name in ("profile_start_step", "profile_stop_step", "profile_ranks", "profile_gpu_metrics"):
+            if getattr(self, name) not in (None, False):
                 yield f"--{name.replace('_', '-')} needs --profile"
 
 

@@ -223,6 +223,13 @@ def test_a_release_without_the_recipe_is_refused() -> None:
         order_of(("pretrain_qwen3", None, "h100"), "8b", 1, dtype="bf16")
 
 
+def test_an_image_and_mounts_that_the_script_does_not_read_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--image has no corresponding variable in the script\n.*--mounts has no"):
+        order_of(NEMOTRON, "15b", 64, image="other.sqsh", mounts=("/a:/b",))
+    pinned = order_of(LORA, "70b", 8, arguments={"enable_vboost": "true"})
+    assert exported(pinned.script())["ENABLE_VBOOST"] == "true", "llmb's own option is refused for such jobs"
+
+
 def test_variables_that_only_the_script_reads_are_handed_to_it() -> None:
     environ = {"DTYPE": "fp8", "JOB_TOTAL_GPUS": "256", "CUDA_GRAPH": "false", "HF_HOME": "/hub", "GPU_TYPE": "b200"}
     framework = {"framework": "reference_suite"}

@@ -200,6 +200,8 @@ def test_what_the_reference_suite_refuses_is_refused(change: dict[str, Any], why
 def test_whole_nodes_of_the_reference_file_are_asked_for_without_a_flag(tmp_path: Path) -> None:
     (tmp_path / "play.yaml").write_text(REFERENCE.replace("gpu_partition_gres: 8", "gpu_partition_gres: null"))
     assert read_answers(tmp_path / "play.yaml", lambda text: None).gpu_request == "none"
+    (tmp_path / "own.yaml").write_text("prepare: no\n")
+    assert read_answers(tmp_path / "own.yaml", lambda text: None).prepare == "no", "YAML reads false"
 
 
 def test_commands_of_slurm_without_its_configuration_are_no_slurm(

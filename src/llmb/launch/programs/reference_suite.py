@@ -53,6 +53,8 @@ from llmb.runs.result import Result
 STEPS = 50
 """The number of steps that scripts train unless MAX_STEPS is set; some train fewer to profile or resume."""
 LAYOUT = tuple(LayoutSizes.model_fields)
+ONLY_OF_LLMB = frozenset({"vboost", "cpu_binding"})
+"""Options that only jobs have which llmb starts itself; arguments may set the script's variables for them."""
 ALWAYS = ("size", "dtype", "scale", "gpu_type", "gpus_per_node")
 
 
@@ -148,9 +150,9 @@ SUPPORTED = frozenset({"steps", "window", "label", "profiling", "save_checkpoint
 
 
 def script_problems(
-    script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, arguments: Mapping[str, str]
+    script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, options: FrameworkOptions
 ) -> Iterator[str]:
-    """Describe the GPU type, choices and arguments that the script does not support."""
+    """Describe the GPU type, choices, image, mounts and arguments that the script does not support."""
     usual, profiling = steps_by_itself(script, recipe, choices), choices.profiling
     if script.fixes_steps and (profiling.profile or profiling.nccl_trace or choices.load_checkpoint) and steps != usual:
         yield f"--steps is {steps}, but profiled, traced and resumed runs always have {counted(usual, 'step')}"
@@ -158,16 +160,19 @@ def script_problems(
         yield "--profiler torch or --profile-ranks is set, but it uses Nsight Systems and chooses the ranks itself"
     if recipe.gpu_type not in script.gpu_types:
         yield f"it has no settings for {recipe.gpu_type}, only for {', '.join(script.gpu_types)}"
-    yield from _unknown_options(script, recipe, choices, steps)
-    yield from _unknown_arguments(script, arguments)
+    yield from _unknown_options(script, recipe, choices, steps, options)
+    yield from _unknown_arguments(script, options.arguments)
 
 
-def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, steps: int) -> Iterator[str]:
+def _unknown_options(
+    script: LaunchScript, recipe: Recipe, choices: Choices, steps: int, options: FrameworkOptions
+) -> Iterator[str]:
     variables, default = variables_by_option(script), Choices()
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
             yield f"{option_text(choices, name)} is set, which the script does not support"
     chosen = [name for name, value in _chosen(script, recipe, choices, steps) if value is not None]
+    chosen += [name for name in ("image", "mounts") if getattr(options, name)]
     others = [name for name in recipe.overridden if name not in LAYOUT]
     for option in (*(name for name in chosen if name not in variables), *others):
         yield f"--{option.replace('_', '-')} has no corresponding variable in the script"
@@ -175,7 +180,7 @@ def _unknown_options(script: LaunchScript, recipe: Recipe, choices: Choices, ste
 
 def _unknown_arguments(script: LaunchScript, arguments: Mapping[str, str]) -> Iterator[str]:
     variables = variables_by_option(script)
-    by_variable = {variable.name: option for option, variable in variables.items()}
+    by_variable = {item.name: option for option, item in variables.items() if option not in ONLY_OF_LLMB}
     for name in arguments:
         variable = name.upper()
         if variable in by_variable:
@@ -304,7 +309,7 @@ class ReferenceSuite(Program):
         steps = choices.steps_of(recipe, resumes=choices.load_checkpoint is not None)
         recorded = ("cuda", steps, 0, recipe.scale, recipe.documented_profile)
         problems = [
-            *script_problems(script, recipe, choices, steps, options.arguments),
+            *script_problems(script, recipe, choices, steps, options),
             *choices.profiling.problems(*recorded),
             *choices.label_problems(),
         ]

@@ -136,6 +136,11 @@ class Answers(Record):
     def _in_lower_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
+    @field_validator("prepare", mode="before")
+    @classmethod
+    def _no_is_a_word(cls, value: object) -> object:
+        return "no" if value is False else value  # YAML reads an unquoted no as false
+
     def above(self, below: "Answers") -> "Answers":
         """Return these answers, completed from ``below``; workloads, releases and variables are merged."""
         mine = self.model_dump(exclude_none=True)
