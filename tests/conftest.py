@@ -141,7 +141,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 
 @pytest.fixture
 def llmb(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """Calls ``llmb`` in this process; the root of installation is the fixture ``install``, or ``tmp_path``."""
+    """Calls ``llmb`` in this process; the install root is the fixture ``install``, or ``tmp_path``."""
     try:
         install = request.getfixturevalue("install")
     except pytest.FixtureLookupError:

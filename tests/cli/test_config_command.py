@@ -100,7 +100,7 @@ def test_a_user_may_have_a_root_of_installation(llmb: Run, tmp_path: Path) -> No
     found = shown(llmb("config", "show", "--json", LLMB_INSTALL=""))
     assert found["install_root"][:2] == (str(tmp_path / "elsewhere"), "user")
     done = llmb("runs", "--json", LLMB_INSTALL="")
-    assert f"root of installation: {tmp_path / 'elsewhere'}" in done.stderr
+    assert f"install root: {tmp_path / 'elsewhere'}" in done.stderr
     assert shown(llmb("config", "show", "--json"))["install_root"][1] == "shell"
 
 
@@ -295,15 +295,15 @@ def test_each_command_prints_the_same_root(
     stage = tmp_path / "stage"
     (stage / "workloads").mkdir(parents=True)
     (stage / "cluster_config.yaml").write_text("gpu_type: cpu\n")
-    told = f"llmb: root of installation: {stage} (STAGE_PATH)\n"
+    told = f"llmb: install root: {stage} (STAGE_PATH)\n"
     (tmp_path / "jobs.txt").write_text("pretrain_llama3.1 tiny fp32 1\n")
     arguments = [str(tmp_path / "jobs.txt") if word == "JOBS" else word for word in words]
     call = partial(llmb, command, *arguments, HOME=str(tmp_path / "home"))
     done = call(LLMB_INSTALL="", STAGE_PATH=str(stage))
-    assert done.stderr.count("root of installation") == done.stderr.count(told) == 1
+    assert done.stderr.count("install root") == done.stderr.count(told) == 1
     assert "--chdir=" not in done.stdout or f"--chdir={stage}/" in done.stdout
     by_default = call(LLMB_INSTALL="")
-    assert "root of installation" not in by_default.stderr
+    assert "install root" not in by_default.stderr
     monkeypatch.chdir(stage)
     assert f"{stage} (cluster_config.yaml)" in call(LLMB_INSTALL="").stderr
     both = call(STAGE_PATH=str(stage), LLMB_INSTALL="/elsewhere", code=2)

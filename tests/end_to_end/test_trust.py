@@ -190,7 +190,7 @@ def test_results_are_removed_below_the_root_alone(tmp_path: Path, call: Call, wo
     write_install_state(root, workloads=(workload,))
     code, printed = call("install", root, "--remove", "--with-results", "--yes")
     assert results.is_dir()
-    assert (code, "not below the root of installation" in printed) == (2, True), printed
+    assert (code, "not below the install root" in printed) == (2, True), printed
 
 
 def test_a_damaged_state_says_so(tmp_path: Path, call: Call) -> None:

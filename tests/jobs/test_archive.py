@@ -481,7 +481,7 @@ HOSTILE = {
     manifest_last: "does not begin with manifest.json",
     newer_version: "reads version 1 only",
     unknown_key: "its manifest is damaged: execute",
-    missing_file: "it lacks 1 file of its manifest",
+    missing_file: "it lacks 1 file listed in its manifest",
     truncated: "truncated",
     appended: "it has data after its end",
     bomb: "the limit for an archive of this size",

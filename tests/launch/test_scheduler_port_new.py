@@ -19,7 +19,7 @@ Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def call(tmp_path: Path, forked_python: str) -> Call:
-    """``llmb`` with the root of installation ``tmp_path``."""
+    """``llmb`` with the install root ``tmp_path``."""
     environ = {name: value for name, value in os.environ.items() if name not in ("LLMB_INSTALL", "STAGE_PATH")}
     environ |= {"PYTHONPATH": str(FOLDER), "LLMB_INSTALL": str(tmp_path), "OMP_NUM_THREADS": "1"}
 

@@ -69,7 +69,7 @@ def runner(home: Path, install: Path, outside: Mapping[str, str]) -> Run:
 
 
 def program_runner(python: str) -> Run:
-    """Calls ``llmb`` as a program, for a root of installation, with more variables; asserts its exit code."""
+    """Calls ``llmb`` as a program, for an install root, with more variables; asserts its exit code."""
 
     def run(install: Path, *words: object, code: int = 0, **variables: str) -> Done:
         command, environ = [python, *MODULE, *map(str, words)], environ_of(install, **variables)

@@ -35,7 +35,7 @@ def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) 
 
 
 def foreign_link(path: Path) -> Path | None:
-    """Return another user's link on the way to ``path``, below a root of installation; None if there is none.
+    """Return another user's link on the way to ``path``, below an install root; None if there is none.
 
     In a root that several users can write to, one user's link must not redirect another user's commands. Links of the
     root's owner and of the system's administrator are followed, and so are all links above the root.
@@ -60,7 +60,7 @@ def check_inside(path: Path, root: Path) -> None:
     below = path.parent.resolve()
     if path.name in ("", "..") or path == root or not below.is_relative_to(root.resolve()):
         do = "nothing was removed there; inspect the path, and remove it yourself if you do not need it"
-        raise UsageError("this is not below the root of installation, once links are resolved", where=str(path), do=do)
+        raise UsageError("this is not below the install root, once links are resolved", where=str(path), do=do)
 
 
 def _owner(path: Path) -> int | None:

@@ -91,8 +91,8 @@ class RatesFile(Record):
     software: dict[str, SoftwareRates]
     errors: dict[str, ExpectedError]
     fits: dict[str, dict[str, FittedRate]]
-    """Rates that were fitted together, by the software of the published steps. Names of GPU types stand for their
-    common ``relative_efficiency``."""
+    """Uncertainties of rates that were fitted together: by the published steps' software, then by the rate's name or,
+    for ``relative_efficiency``, by the GPU types' names."""
 
 
 class ModelFile(Record):

@@ -43,7 +43,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Dotted key, such as slu
 def config() -> None:
     """Show and change the settings of this cluster and your own defaults.
 
-    The cluster's settings are in cluster_config.yaml in the root of installation, your defaults in
+    The cluster's settings are in cluster_config.yaml in the install root, your defaults in
     ~/.config/llmb/config.yaml. A setting comes from the first of these that has it: an option, a variable of the
     shell, your defaults, cluster_config.yaml, the catalogue, llmb's own defaults.
 

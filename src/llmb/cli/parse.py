@@ -135,7 +135,7 @@ WindowRule = Annotated[
     ),
 ]
 Compat = Annotated[
-    bool, typer.Option("--compat", help="Print and exit like the reference suite's parse_train_timing.sh.")
+    bool, typer.Option("--compat", help="Match the output and exit codes of the suite's parse_train_timing.sh.")
 ]
 CompatBridge = Annotated[
     bool,

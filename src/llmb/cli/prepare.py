@@ -170,8 +170,7 @@ def submit(
     """Queue two jobs of one node each: one prepares the dataset, one the checkpoint.
 
     The command reads the variables of the reference documents' download script: HF_TOKEN, GPU_TYPE, SBATCH_ACCOUNT,
-    SBATCH_PARTITION, SBATCH_GPUS_PER_NODE, TIME_LIMIT, SKIP_DATASET_DOWNLOAD and SKIP_IMPORT_CHECKPOINT. A job requests
-    GPUs only if SBATCH_GPUS_PER_NODE or --gpus-per-node is set. The time limit is 55 minutes by default; to resume a
+    SBATCH_PARTITION, SBATCH_GPUS_PER_NODE, TIME_LIMIT, SKIP_DATASET_DOWNLOAD and SKIP_IMPORT_CHECKPOINT. To resume a
     job that ran out of time, submit it again.
 
     A token is passed to the job in its environment, and never written to a file, script or command line.

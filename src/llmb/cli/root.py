@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that commands share: the root of installation, confirmation, messages, results, and named files."""
+"""Functions that commands share: the install root, confirmation, messages, results, and named files."""
 
 import os
 import sys
@@ -95,9 +95,9 @@ def run_paths(paths: Iterable[Path]) -> list[Path]:
 
 
 def install_here() -> Path:
-    """Return the root of installation, and print it unless it is the default or set by LLMB_INSTALL; raise the errors
+    """Return the install root, and print it unless it is the default or set by LLMB_INSTALL; raise the errors
     of ``chosen_root``."""
     root = chosen_root(os.environ, Path.cwd())
     if root.chosen_by not in (None, ROOT_VARIABLES[0]):
-        say(f"root of installation: {root.path} ({root.chosen_by})")
+        say(f"install root: {root.path} ({root.chosen_by})")
     return root.path

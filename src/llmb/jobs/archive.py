@@ -448,7 +448,8 @@ def _unpack_files(stream: _Stream, expected: Mapping[str, ArchivedFile], into: P
             raise _Refused(f"the checksum of a file differs from the manifest: {described.path!r}")
         _exactly(stream, -described.size % BLOCK)
     if missing:
-        raise _Refused(f"it lacks {counted(len(missing), 'file')} of its manifest, such as {next(iter(missing))!r}")
+        lacks = counted(len(missing), "file")
+        raise _Refused(f"it lacks {lacks} listed in its manifest, such as {next(iter(missing))!r}")
     rest = _at_most(stream, TAR_RECORD + 1)
     if len(rest) > TAR_RECORD or any(rest):
         raise _Refused("it has data after its end")

@@ -125,7 +125,7 @@ class TaskOutcome:
 
     status: Literal["success", "failed"]
     reason: str | None = None
-    """The last error message in the log of a failed task, or else the log's last line."""
+    """The last error message in the log of a failed task, or else the last line that is not srun's."""
 
 
 def task_outcome(folder: RunFolder, end: JobEnd | None) -> TaskOutcome | None:

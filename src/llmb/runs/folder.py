@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run's folder, the root of installation, and functions that write, read and validate files."""
+"""The files of a run's folder, the install root, and functions that write, read and validate files."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ VBOOST_FILE = "vboost.json"
 ABSOLUTE = "begin the path with / or ~"
 """Advice for a path in the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
-"""Variables of the reference documents that name the root of installation; the second is from the oldest document."""
+"""Variables of the reference documents that name the install root; the second is from the oldest document."""
 _OTHER = "or set LLMB_INSTALL to a folder"
 _FULL = f"free some space, {_OTHER} on another disk"
 _NOT_YOURS = f"change the owner or the permissions of the folder, {_OTHER} where you may write"
@@ -78,7 +78,7 @@ class RunFolder:
     rank_times = Inside("rank_times.jsonl")
     """Parts of each rank's time per step or group of steps; for the engine with several ranks."""
     expert_load = Inside("expert_load.json")
-    """Each expert's fraction of the tokens routed in its layer, in the last attempt; for a model with experts."""
+    """Each expert's fraction of the router's choices in its layer, in the last attempt; for a model with experts."""
     torch_profile = Inside(TORCH_FOLDER)
     """Traces of the PyTorch profiler, one per profiled rank."""
     nsys_profile = Inside(NSYS_FOLDER)
@@ -187,7 +187,7 @@ def user_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_root(path: Path) -> Path | None:
-    """Return the root of installation that the user's defaults in ``path`` set, or None. Raise UsageError if it is
+    """Return the install root that the user's defaults in ``path`` set, or None. Raise UsageError if it is
     relative, or if the file cannot be read or belongs to another user.
     """
     from llmb.catalogue.data_files import read_data  # few users have such a file
@@ -204,7 +204,7 @@ def user_root(path: Path) -> Path | None:
 
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
-    """Return the path of the root of installation; see ``chosen_root``."""
+    """Return the path of the install root; see ``chosen_root``."""
     return chosen_root(environ, start).path
 
 

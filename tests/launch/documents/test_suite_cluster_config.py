@@ -20,7 +20,7 @@ TOKEN = "hf_0123456789abcdefghijABCDEFGHIJ0123"
 
 @pytest.fixture
 def with_sample(llmb: Run, tmp_path: Path) -> Run:
-    """``llmb`` with a root of installation that holds the sample that is named first."""
+    """``llmb`` with an install root that holds the sample that is named first."""
 
     def call(sample: str, *arguments: str) -> Done:
         target = tmp_path / "cluster_config.yaml"

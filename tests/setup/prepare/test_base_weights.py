@@ -33,7 +33,7 @@ MODEL_NAME = "llmb/llama3-tiny"
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Path:
-    """A root of installation with everything prepared, and the small files in ``small``."""
+    """A install root with everything prepared, and the small files in ``small``."""
     root = tmp_path_factory.mktemp("root")
     small = root / "small"
     write_small_files(Catalogue(), WORKLOAD, "tiny", small)

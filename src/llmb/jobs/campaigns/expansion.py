@@ -267,8 +267,8 @@ class _Recipe(NamedTuple):
 def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None) -> Expansion:
     """Expand ``entries`` into jobs, the largest scale first.
 
-    Within a scale, each recipe runs once before the next repeat. Every second round is in reverse order, so that drift
-    affects the mean of each recipe equally. If an entry selects several models, jobs below the smallest scale of a
+    Within a scale, each recipe runs once before the next repeat. Every second round is in reverse order, because of
+    drift. If an entry selects several models, jobs below the smallest scale of a
     model are left out. ``gpu_type`` is the cluster's GPU type.
     """
     expansion = Expansion()

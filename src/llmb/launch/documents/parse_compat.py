@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reproduces the output of the reference suite's ``parse_train_timing.sh`` and ``parse_train_timing_mbridge.sh``.
 
-A run without steps after the window may still be successful. Variances are divided by n or, as in the script for
-Megatron-Bridge, by n - 1.
+A run without steps after the window may still be successful. The divisor of variances is n or, as in the script for
+Megatron-Bridge, n - 1.
 """
 
 import csv

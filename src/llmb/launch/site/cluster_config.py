@@ -117,7 +117,7 @@ class SettingsFile:
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
     """Read ``cluster_config.yaml`` in llmb's or the reference suite's format; the result for a missing file is empty.
 
-    ``schema`` covers all schedulers. Raises UsageError with all problems, or if the file belongs to another user.
+    ``schema`` covers all schedulers. Raises UsageError with its problems, or if another user than the folder's owns it.
     """
     if not path.exists():
         return SettingsFile(path)

@@ -197,7 +197,7 @@ class LoggedAttempt:
     """Timestamps of the window's lines; 0 for a line without one; shorter than the window if the last lines have
     none."""
     since: "array[int]" = field(default_factory=_integers)
-    """The number of steps since the previous line, by line of the window; lines without an entry have 1."""
+    """The number of steps that each line of the window covers; lines without an entry cover 1."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     gaps: dict[int, int] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class PreparedFolders:
 
 
 def prepared_folders(install: Path, workload: str) -> PreparedFolders:
-    """Return the folders of ``workload`` below the root of installation ``install``."""
+    """Return the folders of ``workload`` below the install root ``install``."""
     return PreparedFolders(install / WORKLOADS / workload / PREPARED)
 
 
