@@ -97,7 +97,7 @@ class Sources:
     """Answers from the argument PATH, from --config and from --add-workload."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML answers; options override or add.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML answers, overridden by options.")] = None
     add_workload: Annotated[
         list[str] | None, typer.Option(help="The same as --workload, which adds to those installed.")
     ] = None

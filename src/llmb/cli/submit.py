@@ -87,8 +87,7 @@ class Again:
     """Options that decide whether an earlier campaign is resumed."""
 
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="On a cluster, resume the newest unfinished campaign (of the file, if any)."),
+        bool, typer.Option("--resume", help="On a cluster, resume the newest unfinished campaign from the same source.")
     ] = False
     start_new: Annotated[bool, typer.Option("--new", help="Queue or run all jobs again, in a new campaign.")] = False
 

@@ -102,7 +102,7 @@ def _with(subsystems: str, more: Iterable[str]) -> str:
 
 
 def keep_network_lines(log: Path | None, folder: RunFolder) -> None:
-    """Copy NCCL's lines, except about collectives, from the start of the user's log to the run folder; print errors."""
+    """Copy NCCL's lines, except those about collectives, from the start of the user's log to the run folder."""
     if log is None:
         return
     kept = network_log(folder, _rank())

@@ -265,7 +265,7 @@ class RankWork:
         return sizes.tokens * (moe.shared_ffn_hidden_size or 0) + sizes.expert_rows() * moe.ffn_hidden_size
 
     def _routed(self, kind: LayerKind) -> float:
-        """Return the bytes that one pass moves to sort tokens by expert and back, and for biases and limits."""
+        """Return the bytes that one pass moves to sort tokens by expert, restore their order and add biases."""
         if not kind.experts or self.sizes.part.moe is None:
             return 0.0
         parts, rows = self.model.other_parts, self.sizes.expert_rows()

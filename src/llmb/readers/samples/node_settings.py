@@ -102,7 +102,7 @@ def together(by_node: Mapping[str, NodeSettings]) -> NodesSettings:
 
 
 LIMIT_S = 1.0
-"""Time limit for reading the settings: a slow device must not delay the start of a run."""
+"""After this time, no further group of settings is read."""
 SYSCTLS = (
     *("vm.zone_reclaim_mode", "vm.swappiness", "vm.overcommit_memory", "vm.nr_hugepages", "vm.dirty_ratio"),
     *("vm.dirty_background_ratio", "vm.min_free_kbytes", "vm.vfs_cache_pressure", "vm.compaction_proactiveness"),

@@ -112,7 +112,7 @@ class Answers(Record):
         str | None, _software(help="Folder for images. Default: 'images' in the installation.", folder=True)
     ] = None
     prepare: Annotated[
-        Where | None, _data(help="Prepare data and checkpoints of fine-tunings: on this machine, in jobs, or not.")
+        Where | None, _data(help="Prepare data and checkpoints for fine-tuning: on this machine, in jobs, or not.")
     ] = None
     dataset_source: Annotated[
         str | None, _data(help="Folder or file with the dataset. Default: the Hugging Face hub.", folder=True)

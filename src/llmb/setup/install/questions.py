@@ -275,7 +275,7 @@ class Torch(GeneralQuestion):
 
 
 class Prepare(GeneralQuestion):
-    name, text = "prepare", "Prepare data and checkpoints of fine-tunings"
+    name, text = "prepare", "Prepare data and checkpoints for fine-tuning"
 
     def applies(self) -> bool:
         return any(prepared_sizes(self.around.catalogue, self.answers))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the weights of a fine-tuning: imports a model from the hub or a folder, unless a checkpoint exists."""
+"""Prepares the weights for fine-tuning: imports a model from the hub or a folder, unless a checkpoint exists."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class PreparedCheckpoint:
 def prepare_checkpoint(
     catalogue: Catalogue, request: CheckpointRequest, folders: PreparedFolders, on_progress: OnProgress, on_note: OnNote
 ) -> PreparedCheckpoint:
-    """Import the model of a fine-tuning, resume an import that was killed, or accept the complete checkpoint.
+    """Import the base model for fine-tuning, resume an import that was killed, or accept the complete checkpoint.
 
     Raise UsageError if the existing checkpoint is damaged or a different one, EnvironmentProblem if the disk has no
     space, and errors as ``fetch_model`` and ``import_checkpoint`` do.

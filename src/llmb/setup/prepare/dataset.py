@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares the dataset of a fine-tuning: samples, then packs for each sequence length, if they are missing."""
+"""Prepares the dataset for fine-tuning: samples, then packs for each sequence length, if they are missing."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping

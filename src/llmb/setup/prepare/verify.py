@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifies what a fine-tuning needs: required and existing parts, and the commands that prepare the rest."""
+"""Verifies what fine-tuning needs: required and existing parts, and the commands that prepare the rest."""
 
 import os
 import shlex
