@@ -12,7 +12,7 @@ import pytest
 from process_sessions import members
 from recorded_runs import gpu_record, times_around, write_run
 
-from llmb.reports.page.charts import BLUE, Line, series_chart
+from llmb.reports.page.charts import BLUE, Line, parts_chart, series_chart
 
 ENDS_WITHIN_S = 600
 LONG_LOADING = """
@@ -86,3 +86,15 @@ def test_a_line_of_one_point_is_seen() -> None:
     ]
     single, several = (svg.count("<use ") for svg in drawn)
     assert single == several + 1
+
+
+def test_a_png_has_no_name_that_the_page_hides() -> None:
+    """Names of runs are below the axis, and names of lines are in the legend."""
+
+    def drawn(name: str, hidden: str) -> tuple[bytes, bytes]:
+        bars = parts_chart("parts", [(name, BLUE, 40.0), ("idle", BLUE, 60.0)])
+        lines = series_chart("loss", [Line(name, BLUE, [(1, 2), (2, 3)]), Line("b", BLUE, [(1, 3)])], ("step", name))
+        return bars.png(lambda text: text.replace(name, hidden)), lines.png(lambda text: text.replace(name, hidden))
+
+    assert drawn("node-17", "host-1") == drawn("host-1", "host-1")
+    assert drawn("node-17", "node-17") != drawn("host-1", "host-1")

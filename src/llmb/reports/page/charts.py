@@ -46,10 +46,11 @@ class Drawing:
             canvas.savefig(target, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         return slim(target.getvalue().decode())
 
-    def png(self) -> bytes:
-        """Return the plot as a PNG with a white background, large enough for slides."""
+    def png(self, shown: Callable[[str], str]) -> bytes:
+        """Return a PNG with a white background, large enough for slides. ``shown`` is applied to every text."""
         target = io.BytesIO()
         with self._canvas() as canvas:
+            _replace_texts(canvas, shown)
             canvas.savefig(target, format="png", dpi=4 * UNITS_PER_INCH, facecolor=PAPER)
         return target.getvalue()
 
@@ -67,6 +68,17 @@ class Drawing:
             canvas = Figure(figsize=size, dpi=UNITS_PER_INCH, layout="constrained")
             self.draw(canvas)
             yield canvas
+
+
+def _replace_texts(canvas: "Canvas", shown: Callable[[str], str]) -> None:
+    from matplotlib.text import Text
+
+    for axis in (axis for plot in canvas.axes for axis in (plot.xaxis, plot.yaxis)):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if (replaced := [shown(label) for label in labels]) != labels:
+            axis.set_ticks(axis.get_ticklocs(), replaced)  # each drawing resets the texts of ticks
+    for text in canvas.findobj(Text):
+        text.set_text(shown(text.get_text()))
 
 
 def slim(svg: str) -> str:

@@ -97,7 +97,7 @@ def plot_file(contents: Contents, name: str, form: Literal["svg", "png"], shown:
     if len(found) != 1:
         raise unknown("plot", name, found or figures, do="pass one of these, or a beginning that no other has")
     drawing = figures[found[0]].drawing
-    return drawing.png() if form == "png" else standalone(_shown_in(drawing.svg(), shown)).encode()
+    return drawing.png(shown) if form == "png" else standalone(_shown_in(drawing.svg(), shown)).encode()
 
 
 def _shown_in(svg: str, shown: Callable[[str], str]) -> str:
