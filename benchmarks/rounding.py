@@ -192,9 +192,8 @@ def sums_section(joined: Ranks, ranks: Sequence[int], trained: int) -> str:
     return f"""## Sums of gradients over ranks
 
 The relative error of a sum of gradients over ranks, simulated on a CPU. By default, all recipes but tiny ones sum in
-bf16 (`--grad-reduce-dtype`). NCCL's rings then round [at each rank](https://github.com/NVIDIA/nccl/issues/1026), its
-trees at each rank of a node of {PER_NODE} and each level of nodes; NVLink switches add in fp32. The gradients are those
-of tiny Llama 3.1 in bf16, one sequence per rank, or independent normal values.
+bf16 (`--grad-reduce-dtype`). The gradients are those of tiny Llama 3.1 in bf16, or independent normal values. Rings and
+trees are those of NCCL; NVLink switches add in fp32.
 
 {table(("gradients", "ranks", *SUMS), rows())}"""
 
@@ -211,15 +210,13 @@ def products_section(joined: Ranks, steps: int) -> str:
     depths = ([depth, *(product_distance(depth, promotes=way) for way in (True, False))] for depth in DEPTHS)
     return f"""## Partial sums of FP8 products
 
-Hopper's FP8 products keep partial sums of [about 14 bits](https://arxiv.org/abs/2412.19437). cuBLAS adds them to fp32
-sums ("promotes" them) periodically, unless it may accumulate fast, which the engine permits in forward passes. The
-table has differences of losses from those of bf16, and of FP8 with fp32 sums, in {steps} simulated steps of tiny Llama
-3.1 with delayed scaling.
+Hopper's FP8 products keep partial sums of [about 14 bits](https://arxiv.org/abs/2412.19437), and add them to fp32 sums
+("promote" them) periodically or never. The table has differences of losses in {steps} simulated steps of tiny Llama 3.1
+with delayed scaling.
 
 {table(columns, measured)}
 
-Products of tiny models have at most 1,024 terms, those of large models often 4,096 or more. Relative errors of
-simulated products of random values:
+Products of large models often have 4,096 terms or more. Relative errors of simulated products of random values:
 
 {table(("terms", "promoted every 128", "never promoted"), depths)}
 

@@ -217,14 +217,11 @@ def elsewhere_section(found: Sequence[LeftOut], catalogue: Catalogue) -> str:
     return f"""## Other software, GPUs and models
 
 These are steps of NeMo and Megatron-Bridge in releases other than the documents', and of torchtitan. Each was predicted
-by rates that were fitted without its model and its release. Rates of experts, MXFP8, NVFP4 and Blackwell are fitted to
-Megatron-Bridge 25.09, 26.04 and 26.04.01, and to no other releases. All of these steps were known when terms and widths
-were chosen, so only steps published after September 2026 are a blind test. Some conditions of a row are unknown, so
-errors are not only those of predictions. The H100s of torchtitan's steps were limited to 500 W, which predictions do
-not know.
+by rates that were fitted without its model and its release. All of these steps were known when the intervals' widths
+were chosen, so only steps published after September 2026 are a blind test.
 
-The interval covers {_share(within)} of NVIDIA's dense models and {_share(experts)} of models with experts. For
-NVFP4, recomputation, FSDP and long sequences, it is wider than the interval of its case in this table:
+The interval covers {_share(within)} of NVIDIA's dense models and {_share(experts)} of models with experts.
+"Fitted releases" are those to which rates of experts, MXFP8, NVFP4 and Blackwell are fitted.
 
 {
         table(
@@ -263,30 +260,24 @@ def page(catalogue: Catalogue) -> str:
 # How good predictions are
 
 For anyone who asks what the interval of `llmb predict` rests on: its errors for {len(steps)} published steps of
-pre-training, all on H100, in tables of three documents. Rows that differ only in the number of replicas count as one in
-a fit. A cell is the mean absolute error in percent of the published step time, with the largest in parentheses.
+pre-training, all on H100. A cell is the mean absolute error in percent of the published step time, with the largest in
+parentheses.
 
 {table(("test", "rows", "llmb predict", *BASELINES), rows(catalogue, steps))}
 
-- **Fit to all**: the only test whose steps are also fitted to.
-- **One model left out**: each model is predicted without its rows in all documents.
-- **Calibrated on 8b on one node**: rates are fitted to two steps and the priors below.
-- **From the recipe's smallest run**: rates are fitted to the other models, and one factor is from that run.
-- **Largest scale left out**: it is predicted from the next smaller one, and a fit to all smaller ones.
-
-In the baselines, step times are proportional to FLOPs with full attention (at one MFU) or to 6 FLOPs per parameter and
-token (6ND). The largest error of most tests is that of 405b in FP8 on 2,304 GPUs, which its document prints 9 % slower
-than on 1,152; nothing is fitted to that row. Without it, the largest error with one model left out is
-{largest_without_slip(held_out):.1f} %.
+In the first test, all steps are also fitted to. The baselines take step times as proportional to FLOPs with full
+attention (at one MFU) or to 6 FLOPs per parameter and token (6ND). The largest error of most tests is that of 405b in
+FP8 on 2,304 GPUs, which its document prints 9 % slower than on 1,152. Without it, the largest error with one model left
+out is {largest_without_slip(held_out):.1f} %.
 
 Of {ranking.clear} pairs of layouts of one model and dtype whose published speeds differ by more than 3 %, predictions
-with that model left out rank {ranking.agreed} as published. The number of others without the row on 2,304 GPUs is
+with that model left out rank {ranking.agreed} as published. Without the row on 2,304 GPUs, the number of others is
 {ranking.clear - ranking.agreed - ranking.suspect}.
 
 ## What no published step checks
 
 - Natural routing: published steps of models with experts have balanced experts.
-- Rates from `llmb bench`, with `--calibrate`: no published step comes from a node that was measured this way.
+- Rates from `llmb bench`, with `--calibrate`.
 - AMD's GPUs, nodes without NVLink, and, in NVIDIA's software, recomputation and CP above 2.
 - llmb's own engine on several GPUs. Ten models on [one H200](../explanation/engine-speed.md#measured-on-one-h200) were
   predicted 0.6 % too short to 6.0 % too long, by an earlier version of these rates.
@@ -297,8 +288,7 @@ The interval is wider for each of these.
 
 ## Cases from a review
 
-An early version answered these cases wrongly. Each has a bound that was published or follows by hand. The network in
-case 14 is outside of it, because predictions assume that a network attains 91 % of its nominal rate.
+An early version answered these cases wrongly.
 
 {table(COLUMNS, case_rows(catalogue))}
 
@@ -308,9 +298,8 @@ case 14 is outside of it, because predictions assume that a network attains 91 %
 
 ## Rates
 
-A rate says how many times longer work takes than at nominal figures; rates that end in `_s` are seconds. Priors were
-chosen before any published step was looked at, except those of `tp`, `tp_fp8`, `wait` and `wait_fp8`, which restate an
-earlier assumption in other units.
+A rate says how many times longer work takes than at nominal figures. Rates that end in `_s` are seconds. A prior is the
+value that was assumed before the fit.
 
 {table(("rate", "value", "prior", "source"), rate_rows(file))}
 """

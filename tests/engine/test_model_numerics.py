@@ -149,15 +149,10 @@ def within(figures: Figures, bounds: Figures) -> bool:
 INTRO = f"""# Precisions and kernels, and what they change
 
 How far bf16, FP8, fused attention and compilation move the loss. Each row is {STEPS} steps of a tiny model on one CPU
-process, compared with fp32, unfused attention and no compilation. Each cell is a difference and, in parentheses, its
-bound: the largest of any step's loss; that of the mean loss of the last {LAST} steps; and the largest
-of any parameter's gradient, relative to its norm, after two steps that change no weights.
+process, compared with fp32, unfused attention and no compilation. Each cell has the largest difference and, in
+parentheses, its bound. Gradients are compared after two steps that change no weights, relative to their norm.
 
-Nemotron4 has a third of its peak learning rate, and tiny-moe a tenth: at their own, the loss of single steps jumps
-however it is computed. Rounding can send a token to another expert of nearly equal score, so bounds of gradients in
-bf16 and FP8 are wider for models with experts, and bounds of losses for tiny-moe, which uses 8 of 16 experts per token.
-
-`make numerics` measures the tables again."""
+Nemotron4 has a third of its peak learning rate, and tiny-moe a tenth."""
 COLUMNS = ("loss of any step", f"mean loss of the last {LAST} steps", "gradient of any parameter")
 
 

@@ -130,26 +130,23 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
-A layout changes training only by rounding, as long as experts drop no tokens. Each layout trains tiny models
-for {STEPS} steps in fp32 on CPU processes, plain and with `--compile --recompute full`, and is compared with training
-on one process. Each cell has three differences: the largest of any step's loss; the largest of any parameter's
-gradient in the first step, relative to its norm; and that of the first step's gradient norm, relative. Each is at most
-{BOUNDS["loss"]:.0e}; in later steps, the gradient norm's is at most {BOUNDS["later"]:.0e}. Initial values are equal.
+A layout changes training only by rounding, as long as experts drop no tokens. Each layout trains tiny models for
+{STEPS} steps in fp32 on CPUs, and is compared with training on one process. Each cell has three differences:
 
-SP is sequence parallelism; DP is `--dp-sharding none`, ZeRO-1 `optimizer`, FSDP `full`. Blocks are traced and
-differentiated as by `--compile`, but not compiled to machine code. `make layouts` measures the tables again and
-writes this page."""
+- the largest of any step's loss;
+- the largest of any parameter's gradient in the first step, relative to its norm;
+- that of the first step's gradient norm, relative to it.
+
+Each is at most {BOUNDS["loss"]:.0e}. The last column is with `--compile --recompute full`, but without machine code.
+
+DP is `--dp-sharding none`, ZeRO-1 `optimizer`, FSDP `full`. `make layouts` writes this page."""
 
 
 FP8_INTRO = f"""## FP8
 
-Layouts train {FP8_STEPS} steps with delayed scaling, and are compared with one process. Each cell has the largest
-difference of any step's loss, the mean difference of the losses, and the difference of all gradients of the last step,
-relative to their norm.
-
-In pipelines (`layers`), the results are equal. If ranks split a batch (`batches`), gradients are summed in another
-order; if they split a GEMM or attention (`products`), partial results are summed in bf16. A value that is rounded
-differently may be cast to the next FP8 number, up to an eighth away, or a quarter for gradients."""
+Layouts train {FP8_STEPS} steps with delayed scaling. Each cell has the largest difference of any step's loss, the mean
+difference of the losses, and the difference of all gradients of the last step, relative to their norm. `layers` are
+pipelines; `batches` split a batch; `products` split a GEMM or attention."""
 
 
 class Layout(NamedTuple):
