@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds anomalies in step times (outliers, drift and periodic stalls in a window; lasting changes in a history of runs)
-and the steady part of a run."""
+"""Finds anomalies in step times, lasting changes in histories of runs, and the steady part of a run."""
 
 import math
 from collections import Counter
@@ -39,9 +38,9 @@ FALSE_ALARM_RATE = 0.01
 FEWEST_RUNS = 3
 """Minimum number of runs on each side of a change."""
 MOST_PAIRED = 1000
-"""Maximum length of a series that is searched for pairs of changes: their number grows quadratically."""
+"""Maximum number of runs among which pairs of changes are searched for; the number of pairs grows quadratically."""
 LONG_HISTORY = 20
-"""Minimum number of runs for the removal of outliers: in fewer runs, what looks like an outlier may be chance."""
+"""Minimum number of runs for the removal of outliers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Anomalies:
-    """Anomalies of a window. Unknown values are None or empty; the period is also None if no stall is periodic."""
+    """Anomalies of a window; unknown values are None or empty. The period is None if no stall is periodic."""
 
     outliers: tuple[Outlier, ...] = ()
     drift_pct: float | None = None
@@ -67,11 +66,7 @@ class Anomalies:
 
 
 def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
-    """Find outliers, drift and periodic stalls. ``step_times_s`` are the finite times of successive steps without
-    warm-up, numbered from ``first_step``. An outlier is farther from the running median than five times the spread on
-    its side (by median absolute deviation). The drift is the least-squares slope without outliers; its interval allows
-    for autocorrelation. With fewer than 10 steps, all anomalies are unknown.
-    """
+    """Find anomalies of steps numbered from ``first_step``; all are unknown for fewer than 10. Times must be finite."""
     if len(step_times_s) < FEWEST_STEPS:
         return Anomalies()
     calm = despike(step_times_s)
@@ -92,8 +87,6 @@ def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
 
 
 def _drift(values: Floats) -> tuple[float, float]:
-    """Return the change over the series in percent of its mean, and half the width of its 95 % confidence interval. The
-    interval is derived like the interval of a mean (``half_width``), from components orthogonal to the drift."""
     blocks, size = block_means(values)
     count = len(blocks)
     line, rows, correction = _drift_weights(count)
@@ -109,9 +102,6 @@ def _line_length(count: int) -> float:
 
 @lru_cache(maxsize=16)
 def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
-    """Return, for a series of ``count`` steps, the weights of the drift, the weights of the slowest components
-    orthogonal to it, and the correction for the error of a short series.
-    """
     line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
     waves = cosines(count, 1)
     mirror = waves @ line  # a reflection turns the line in the waves into the first one
@@ -123,7 +113,6 @@ def _drift_weights(count: int) -> tuple[Floats, Floats, float]:
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
-    """Return the period of the slow steps and the slow steps that fit it; None if they are not periodic."""
     near = pairwise(slow), zip(slow, slow[2:], strict=False)
     distances = Counter(after - before for pairs in near for before, after in pairs)
     best: tuple[int, list[int]] | None = None
@@ -141,7 +130,7 @@ def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Consecutive runs (by index) whose step times differ only by chance, and the geometric mean of these times."""
+    """Consecutive runs, by index, whose step times differ only by chance; their mean is geometric."""
 
     runs: range
     mean_s: float
@@ -174,7 +163,6 @@ def _parts(logs: Floats, part: range) -> Iterator[range]:
 
 
 def _split(values: Floats, steps: int) -> list[int] | None:
-    """Return the indices at which the level changes ``steps`` times (1 or 2); None if no such changes are found."""
     from scipy.special import stdtr
 
     count = len(values)
@@ -200,8 +188,8 @@ def _split(values: Floats, steps: int) -> list[int] | None:
 
 LEAST_STEADY = 8
 LEAST_SHARE = 1 / 3
-"""The steady part must have at least this fraction of the run's steps, and at least ``LEAST_STEADY`` steps."""
-PENALTY = 18.0
+"""Minimum fraction of the run's steps in the steady part, which has at least ``LEAST_STEADY`` steps."""
+PENALTY = 18.0  # six times the usual 3 ln n, as steps are autocorrelated: like AR(1) with coefficient 0.5
 NO_STEADY_STATE = (
     f"no steady state: at least {FEWEST_STEPS} steps after the first one are required, a third of them (and at least "
     f"{LEAST_STEADY}) at one level; specify the steps instead, such as --window 35-44"
@@ -211,17 +199,7 @@ MOST_BLOCKS = 512
 
 
 def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | None:
-    """Return the longest part of the steps at a constant level; None if it has fewer than 8 or less than a third of the
-    steps, or if there are fewer than 10 steps.
-
-    ``step_times_s`` are the finite times of successive steps, numbered from ``first_step``.
-
-    Outliers, such as steps with a checkpoint, are first replaced by the running median (Hampel filter), so that they
-    do not count as changes of level. The series is then split recursively where that reduces the sum of
-    squares most (binary segmentation), as long as a split reduces it by more than ``PENALTY`` x ln(n) x the variance of
-    a step. The penalty is six times the usual one for independent steps, 3 ln n, because autocorrelated steps wander:
-    six is the ratio of an AR(1) series' long-run variance (coefficient 0.5) to the variance that its differences show.
-    """
+    """Return the longest part of the steps at a constant level; None if it is too short."""
     count = len(step_times_s)
     if count < FEWEST_STEPS:
         return None
@@ -237,7 +215,6 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
 
 
 def _segments(values: Floats) -> list[tuple[int, int]]:
-    """Return the first and the last index of each part with a constant level."""
     # Of differences, so that changes of level do not count as noise.
     noise = MAD_TO_STD * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
     variance = max(noise, LEAST_SPREAD * abs(float(np.median(values)))) ** 2
@@ -254,7 +231,6 @@ def _segments(values: Floats) -> list[tuple[int, int]]:
 
 
 def _second_level(values: Floats, threshold: float) -> int | None:
-    """Return the index at which a second level begins; None if it does not reduce the squares by ``threshold``."""
     count = len(values)
     if count < 2:
         return None
@@ -266,7 +242,6 @@ def _second_level(values: Floats, threshold: float) -> int | None:
 
 
 def _without_outlying_ends(values: Floats, first: int, last: int) -> tuple[int, int]:
-    """Return the range without outliers at its ends, such as a short warm-up or a last step with a checkpoint."""
     level, below, above = level_and_spread(values[first : last + 1])
 
     def outlying(index: int) -> bool:

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from statistics import median
 
 SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
-"""Step times outside of this range (the maximum is about 30 years) are considered damaged data."""
+"""Step times outside of this range are considered damaged data."""
 MOST_OF_CLOCK = 1.1
-"""Maximum sum of step times relative to the elapsed clock time; the clock may have been adjusted meanwhile."""
+"""Maximum sum of step times relative to the elapsed clock time."""
 LEAST_OF_CLOCK = 0.5
-"""Minimum ratio of the median step time to the median time from the end of a step to the end of the next, minus known
-pauses. Checkpoints and evaluations separate some steps, but not most."""
+"""Minimum ratio of the median step time to the median time between ends of steps, without known pauses."""
 CLOCK_ERROR_S = 1.0
-"""Maximum error of a timestamp in whole seconds, or of the time at which a waiting host notes the end of a step."""
+"""Maximum error of a timestamp in whole seconds, or of a waiting host's note of a step's end."""
 FINE_CLOCK_ERROR_S = 1e-3
-"""Maximum error of the median time between lines if the clock shows fractions of a second."""
+"""Maximum error, in seconds, of the median time between lines if the clock shows fractions."""
 FEW_LAPS = 3
 """With fewer laps, a single wait of the host may change the median time."""
 

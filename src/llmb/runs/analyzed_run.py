@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in the form in which commands analyze it, whichever program trained it. Pure.
-
-Most are made from a run's folder (``recorded_run``), a log (``logged_run``), or a comparison of engines.
-"""
+"""A run in the form in which commands analyze it, whichever program trained it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,17 +19,16 @@ from llmb.runs.record import RunRecord
 from llmb.runs.result import Faults
 
 LOGGED = "logged"
-"""The key, among FLOP conventions, of rates that a log reports; the framework decides which FLOPs count."""
+"""The key, among FLOP conventions, of rates that a log reports."""
 ASSUMED = "layout.assumed"
-"""The configuration key that marks a layout taken from the recipe, because the log does not report one."""
+"""The configuration key that marks a layout taken from the recipe."""
 BATCH: tuple[str, ...] = ("mbs", "gbs")
 _LAYOUT = {f"layout.{name}": name for name in (*PARALLEL, *BATCH)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedRun:
-    """The identity, outcome and speed of a run. Unknown values are None or empty. A run without a record is known only
-    from its log or from a comparison of engines."""
+    """A run's identity, outcome and speed; unknown values are None or empty."""
 
     id: str
     """The short id that commands accept and print."""
@@ -40,18 +36,18 @@ class AnalyzedRun:
     """The run's folder; without a record, its log or its case in a comparison of engines."""
     identity: RunIdentity
     conditions: Mapping[str, Value] = field(default_factory=dict)
-    """The conditions that may differ between repeats, under dotted keys, such as software, hardware, nodes and seed."""
+    """The conditions that may differ between repeats, under dotted keys."""
     label: str | None = None
     campaign: str | None = None
     started_s: float | None = None
-    """Unix time of the start or, before it, of the submission; for a run with only a log, of the last write to it."""
+    """Unix time of the start, else of the submission or, with only a log, of its last write."""
     status: str
     reason: str | None = None
     window: Window | None = None
     step_times_s: Sequence[float] = ()
     """Step times of the window's steps, in order, without profiled steps; empty unless the run has statistics."""
     first_times_s: Sequence[float] = ()
-    """The run's first step times in full precision, in the window or not; empty if only the log has step times."""
+    """The run's first step times in full precision; empty if only the log has step times."""
     step_time_s: Statistics | None = None
     figures: Literal["exact", "rounded"] | None = None
     """The precision of step times: full, from ``metrics.jsonl``, or rounded as the log prints them."""
@@ -69,7 +65,7 @@ class AnalyzedRun:
     recipe: Recipe | None = None
     record: RunRecord | None = None
     unread_record: str | None = None
-    """The reason why the record beside the log cannot be read, so that only the log counts."""
+    """The reason why the record beside the log cannot be read."""
     log: ParsedFile | None = None
     """The parsed log, whose outcome takes the record into account; None if it was not read."""
     source: str | None = None
@@ -77,7 +73,7 @@ class AnalyzedRun:
     content: str | None = None
     """Digest of the run's results, equal for unchanged copies."""
     copy_of: str | None = None
-    """The reason why the run does not count, because another file contains the same run; None if it counts."""
+    """The reason why a copy of another run does not count; None if the run counts."""
 
     @property
     def counted_as(self) -> str:
@@ -196,7 +192,7 @@ def log_fields(log: ParsedFile, figures: Literal["exact", "rounded"] = "rounded"
 
 
 def needs_catalogue(runs: Iterable[AnalyzedRun]) -> bool:
-    """Return whether any run has a GPU type but no record, so that its recipe may have to be found in the catalogue."""
+    """Return whether any run has a GPU type but no record."""
     return any(run.record is None and run.text("gpu_type") for run in runs)
 
 
@@ -248,7 +244,7 @@ def exclusion_reason(run: AnalyzedRun) -> str | None:
 
 
 def flaw_of(run: AnalyzedRun) -> str | None:
-    """Return why a run is not a measurement, or None if it is; a cancelled run's text begins with the status."""
+    """Return why a run is not a measurement; None if it is one."""
     if run.status == "cancelled" and run.reason:
         return f"cancelled: {run.reason}"
     if run.status != "success":

@@ -20,12 +20,7 @@ class Fp8Product(Record):
 
 
 def fp8_product(device: Device, *, emulate: bool) -> Fp8Product:
-    """Select how a run multiplies FP8 values; with ``emulate``, in a way that every GPU supports.
-
-    CPUs do not multiply in FP8: with AMX, torch's FP8 product takes two thousand times as long as one in bf16. Without
-    AVX-512 BF16, a product in bf16 takes up to forty times as long as one in fp32. A product in fp32 is fast on every
-    CPU, and closest to a GPU's FP8 product: it accumulates in fp32 and rounds to bf16 once.
-    """
+    """Select how a run multiplies FP8 values; with ``emulate``, in a way that every GPU supports."""
     if device == "cpu":
         return Fp8Product(dtype="fp32", why="FP8 values as fp32: fast on every CPU")
     if emulate:
@@ -39,12 +34,12 @@ BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
     "cpu": ("varlen", "flash", "math"),
     "cuda": ("varlen", "flash", "flash3", "flash4", "cudnn", "efficient", "math"),
 }
-"""The backends of each device. ``varlen`` is flash attention of documents of variable length, for packed sequences
-only; other backends mask pairs of tokens of different documents. ``flash3`` and ``flash4`` need separate packages.
-``math`` is the last resort: it keeps the scores of all pairs of tokens."""
+"""The backends of each device.
+
+``varlen`` is for packed sequences only; ``math`` keeps the scores of all pairs of tokens.
+"""
 NOT_DETERMINISTIC = ("cudnn",)
-"""Backends that torch refuses to use with deterministic algorithms. Flash attention and ``efficient`` then sum the
-gradients of queries and keys in a fixed order; ``math`` computes gradients by matrix products."""
+"""Backends that torch refuses to use with deterministic algorithms."""
 
 
 class Trial(Record):
@@ -52,12 +47,11 @@ class Trial(Record):
 
     backend: AttentionBackend
     repeats_heads: bool = False
-    """True if each KV head is copied for every query head of its group: required, or tried because it may be faster."""
+    """True if each KV head is copied for every query head of its group."""
     milliseconds: float | None = None
     """Time of the first rank's attention layers for one micro-batch, or of a benchmark's call; None if not timed."""
     distance: float | None = None
-    """The largest distance of a result or gradient on any rank from the exact one, relative to the exact one's norm;
-    None if there is a problem, or if nothing was compared, as for ``math``, which is exact."""
+    """The largest distance of a result or gradient from the exact one, relative to its norm; None if not compared."""
     problem: str | None = None
     """The reason why the backend cannot be used; None if it can."""
 
@@ -89,10 +83,7 @@ def try_backends(
     packed: bool = False,
     deterministic: bool = False,
 ) -> list[Trial]:
-    """Try the backends that ``choice`` allows. ``attempt`` tries one and, if its last argument is True, times it.
-    ``auto`` times all fused backends of a GPU; on a CPU, or with deterministic algorithms, it only tries them until one
-    works, because times vary. If none works, ``auto`` tries ``math``.
-    """
+    """Try the backends that ``choice`` allows with ``attempt``, whose last argument is True to time them."""
     if choice != "auto":
         return attempt(choice, False)
     excluded = (*(() if packed else ("varlen",)), *(NOT_DETERMINISTIC if deterministic else ()))

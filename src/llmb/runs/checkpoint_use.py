@@ -29,8 +29,7 @@ GB = 10**9
 
 
 def check_space(plan: Plan, folder: Path) -> None:
-    """Raise EnvironmentProblem if the checkpoints of ``plan`` do not all fit on the disk of ``folder``, which need not
-    exist yet."""
+    """Raise EnvironmentProblem if the disk of ``folder`` has no room for all checkpoints of ``plan``."""
     count = sum(map(plan.saves_after, range(plan.first_step, plan.last_step + 1)))
     if not count:
         return
@@ -61,11 +60,7 @@ def _gb(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """The seconds that each save and the last load took, and the newest complete checkpoint.
-
-    ``overlapped_steps`` is the number of steps during which a checkpoint was written, and
-    ``overlapped_steps_in_window`` the number of these in the window of the statistics.
-    """
+    """Seconds that each save and the last load took, and the newest checkpoint; overlapped steps ran during saves."""
 
     save_s: tuple[float, ...]
     load_s: float | None
@@ -78,11 +73,11 @@ class CheckpointReport:
     verify_s: float | None = None
     """Time of the verification, in addition to ``load_s``; None if nothing was verified."""
     save_gb_per_s: float | None = None
-    """Rate of the slowest save over all ranks (10^9 bytes per second); None if it is unknown or nothing was saved."""
+    """Rate of the slowest save over all ranks (10^9 bytes per second); None if unknown or nothing was saved."""
     slowest_save_rank: int | None = None
     """The rank with the longest transfer in the slowest save; None if it is unknown or nothing was saved."""
     load_gb_per_s: float | None = None
-    """Rate of the load (10^9 bytes per second), which can exceed the disk's if verification has just read the files."""
+    """Rate of the load (10^9 bytes per second)."""
     slowest_load_rank: int | None = None
 
 
@@ -117,7 +112,7 @@ def _report(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointR
 
 
 def loads_weights(plan: Plan) -> bool:
-    """Return whether the run loads ``plan.weights``; a resumed run does so only if it trains adapters."""
+    """Return whether the run loads ``plan.weights``."""
     return plan.weights is not None and (plan.start is None or plan.lora is not None)
 
 
@@ -145,9 +140,9 @@ def weights_problems(plan: Plan, record: CheckpointRecord) -> Iterator[str]:
 
 
 def base_weights(plan: Plan) -> WeightsOrigin | None:
-    """Return the origin of the frozen weights of a run with adapters; None for a run that trains all weights.
+    """Return the origin of the frozen weights of a run with adapters, else None.
 
-    Raise UsageError or OSError if the checkpoint cannot be read.
+    Raise UsageError or OSError if unreadable.
     """
     if plan.lora is None:
         return None

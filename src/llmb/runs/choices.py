@@ -38,8 +38,7 @@ class Parallelism(Record):
             "full; else as published; else optimizer if it clearly fits or no ranks share parameters, else full."
         ),
     ] = None
-    """The tensors that the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and
-    optimizer state; or nothing. ``settled`` replaces None with the default."""
+    """The tensors that the ranks of DP x CP shard; ``settled`` replaces None with the default."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Number of ranks that shard each replica, a divisor of DP x CP. Default: all, for one replica."),
@@ -64,8 +63,7 @@ class Parallelism(Record):
         return self.dp_sharding in ("optimizer", "none")
 
     def replicas(self, layout: Layout) -> Replicas:
-        """Return the numbers of replicas among the DP x CP ranks (dense) and the EDP ranks (experts). With a shard size
-        they are equal, because neighboring ranks hold one replica, as in Megatron-LM."""
+        """Return the numbers of replicas among the DP x CP ranks (dense) and the EDP ranks (experts)."""
         replicas = layout.dp * layout.cp
         if self.dp_sharding == "none":
             return Replicas(replicas, layout.edp)
@@ -74,8 +72,9 @@ class Parallelism(Record):
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, recipe: Recipe) -> Self:
-        """Return the options with ``dp_sharding`` set: by default ``optimizer`` if no ranks hold the same parameters,
-        else the published run's value if that is known and no shard size is set, else ``full``."""
+        """Return the options with ``dp_sharding`` set: by default the published run's, ``full``, or ``optimizer`` if no
+        ranks share parameters.
+        """
         shared = recipe.shares_parameters
         published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
@@ -116,10 +115,7 @@ def valid_shard_sizes(layout: Layout) -> list[int]:
 
 
 LARGEST_PART = 1 / 32
-"""Maximum fraction of the GPU's memory for kept logits: 2.5 GB of 80, 4.4 GB of 141.
-
-Keeping them saves one of four products of the head, 1 to 2 % of a step, but takes memory at the peak of activations.
-"""
+"""Maximum fraction of the GPU's memory for kept logits, which save 1 to 2 % of a step."""
 LEAST_MEMORY_GB = 2
 """The memory (GB) assumed for a CPU, or for a GPU that is not in the catalogue."""
 Recompute = Literal["none", "selective", "full"]
@@ -139,13 +135,13 @@ DEFAULT_RESOURCE_INTERVAL_S = 1.0
 
 
 def logits_gb(recipe: Recipe) -> float:
-    """Return the size, in 10^9 bytes, of a micro-batch's logits on a rank that has them; in FP8 runs, they are bf16."""
+    """Return the size, in 10^9 bytes, of a micro-batch's logits on a rank that has them."""
     layout, size = recipe.layout, 4 if recipe.dtype is Dtype.FP32 else 2
     return layout.mbs * layout.seq_len / layout.cp * rank_model(recipe.model, layout).vocab_size * size / 1e9
 
 
 def keeps_logits(recipe: Recipe) -> bool:
-    """Return whether logits are kept by default: if they are small, unless the head is frozen and has no gradient."""
+    """Return whether logits are kept by default: if they are small, and the head is not frozen."""
     if recipe.lora is not None:
         return False
     return logits_gb(recipe) <= LARGEST_PART * (recipe.gpu_memory_gb or LEAST_MEMORY_GB)
@@ -162,7 +158,7 @@ def logits_text(recipe: Recipe, *, kept: bool) -> str:
 
 
 class Choices(Record):
-    """The choices of a run. None means a default, such as the value of the recipe or the checkpoint to resume from."""
+    """The choices of a run. None means a default, such as the recipe's or checkpoint's value."""
 
     steps: Annotated[
         int | None,
@@ -373,7 +369,7 @@ class Choices(Record):
         return recorded or (1 if resumes else DEFAULT_STEPS)
 
     def compiles_on(self, device: Device) -> bool:
-        """Return whether to compile: by default on a GPU, where compilation saves memory traffic."""
+        """Return whether to compile; by default on a GPU."""
         return device == "cuda" if self.compiled is None else self.compiled
 
     def keeps_logits_of(self, recipe: Recipe) -> bool:
@@ -405,8 +401,7 @@ class Choices(Record):
     def problems(
         self, recipe: Recipe, device: Device, resumed: Lora | None = None, *, trains: bool = True
     ) -> Iterator[str]:
-        """Yield the problems of these choices for ``recipe`` on ``device``: for a run of the engine if ``trains``, else
-        for a prediction or another program. ``resumed`` are the adapters of the checkpoint to resume from, if any."""
+        """Yield the problems of these choices; ``trains`` is False for a prediction or another program."""
         yield from filter(None, (recipe.engine_problem if trains else recipe.prediction_problem, *limit_problems(self)))
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device, deterministic=self.deterministic):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines the result of a run from the files that it left: its status with a reason, contradictions between its
-record, environment and steps, the window of its statistics, and its measurements. Pure."""
+"""Determines the result of a run from the files that it left: status, contradictions, window and measurements."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,16 +51,13 @@ NO_FIGURES = ("checkpoint", "profile", "counters", "attention_backend", "network
 NOT_OF_ONE_RANK = ("loss", "peak_memory_gib", "tokens_per_s", "tflops_per_gpu", "mfu_pct", "days_per_1t_tokens")
 """Fields of a result that a pretended rank cannot have."""
 MOST_PROFILED = 0.5
-"""Maximum fraction of the window's steps that may be profiled or traced; statistics exclude these steps."""
+"""Maximum fraction of the window's steps that may be profiled or traced."""
 WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
 """Maximum error of the difference between two times in the record, which are whole seconds."""
 
 
 def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
-    """Return throughput, packing and numbers of parameters as fields of a result.
-
-    ``packing`` has the statistics of the trained sequences; None to use the recipe's.
-    """
+    """Return throughput, packing and parameter counts as fields of a result; ``packing`` defaults to the recipe's."""
     model, measured = plan.recipe.model, throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
     total, active = parameter_count(model)
     return {
@@ -72,7 +68,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
 
 
 def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
-    """Return the mean statistics of the sequences of ``steps``; None if there are no steps, or if a step lacks them."""
+    """Return the mean statistics of the sequences of ``steps``; None without steps, or if a step lacks them."""
     squares = [step.sum_of_squares for step in steps if step.sum_of_squares is not None]
     if not steps or len(squares) < len(steps):
         return None
@@ -90,9 +86,8 @@ def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
 
 
 def no_measurement(plan: Plan, began: int | None = None) -> str | None:
-    """Return why statistics of the window do not measure the run's speed; None if they do.
-
-    ``began`` is the first step of the attempt that trained the window; None for the first step of the run.
+    """Return why statistics of the window do not measure the run's speed, else None; ``began`` is the attempt's first
+    step.
     """
     if plan.window.first > (plan.first_step if began is None else began):
         return None
@@ -144,7 +139,6 @@ def conclude(evidence: RunEvidence) -> Result:
 
 
 def _pretended(plan: Plan, result: Result) -> Result:
-    """Return the result of a rank that ran alone: the measurements of ``result`` are of this rank, not of a run."""
     layout, rank = plan.recipe.layout, plan.recipe.pretended_rank
     assert rank is not None, "it is pretended"
     why = Missing(f"{plan.recipe.pretended_text}: other ranks did nothing")
@@ -221,8 +215,7 @@ def _device_memory(evidence: RunEvidence) -> DeviceMemory | Missing:
 def machine_report(
     samples: Sequence[Sampled] | Missing, nodes: Sequence[str] = (), count: int | None = None
 ) -> MachineReport | Missing:
-    """Report the rises of counters and the kernel messages on a run's nodes; Missing if the samples are unusable.
-    ``nodes`` and ``count`` are as for ``find_events``."""
+    """Report the rises of counters and the kernel messages on a run's nodes; Missing if the samples are unusable."""
     if isinstance(samples, Missing):
         return samples
     return read_or_missing("what the samplers counted", lambda: find_events(samples, nodes, count))
@@ -253,8 +246,9 @@ def _status(evidence: RunEvidence) -> tuple[Status, str | None]:
 
 
 def statistics_of_window(plan: Plan, inside: Sequence[Step], no_window: str | None = None) -> Statistics | Missing:
-    """Return statistics of a successful run's steps ``inside`` the window, without profiled steps. Return Missing if
-    steps are missing, if too many are profiled, or if they cannot be combined, for the reason ``no_window``."""
+    """Return statistics of the window's steps, without profiled ones; Missing for ``no_window``, or if steps are
+    missing or mostly profiled.
+    """
     size = plan.window.size
     if len(inside) < size:
         return Missing(f"only {len(inside)} of the {size} steps of the window were completed")
@@ -336,11 +330,7 @@ def _gpus(states: Iterable[GpuState]) -> dict[str, set[str]] | None:
 def why_contradicting(
     record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None, log_gbs: int | None = None
 ) -> str | None:
-    """Describe how the record of a run that completed its steps, or claims to have, contradicts itself; None if it does
-    not. ``steps`` is empty for a program that writes none.
-
-    ``log_gpus`` and ``log_gbs`` are the number of GPUs and the global batch size in the log, if it has them.
-    """
+    """Describe how the record of a completed run contradicts itself, its ``steps`` or its log; None if it does not."""
     texts = (
         *[step.values_text() for step in steps if not step.finite][:1],
         *_wrong_steps(record.plan, steps),
@@ -381,7 +371,6 @@ def _wrong_steps(plan: Plan, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _wrong_order(numbers: Sequence[int]) -> Iterator[str]:
-    """Describe the first gap or repetition in ``numbers``, which begin before and end after the run's steps."""
     for before, number in pairwise(numbers):
         if number != before + 1:
             repeated = "was written twice" if number == before else f"is written after step {before}"
@@ -394,7 +383,6 @@ def _ranks_apart_s(step: Step) -> float:
 
 
 def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None, log_gbs: int | None) -> Iterator[str]:
-    """Describe contradictory numbers of GPUs, sequences and tokens. A pretended rank logs its own batch size."""
     recipe, layout = record.plan.recipe, record.plan.recipe.layout
     is_alone = recipe.pretended_rank is not None
     workers = sum(record.environment.ranks_per_node.values()) if record.environment else None
@@ -410,7 +398,6 @@ def _other_sizes(record: RunRecord, steps: Sequence[Step], log_gpus: int | None,
 
 
 def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:
-    """Describe a run, or its last attempt, that ended before it began, or that took less time than its steps."""
     last = record.attempts[-1] if record.attempts else None
     began, ended = last.started_at if last else record.started_at, record.ended_at
     if not began or not ended:
@@ -448,8 +435,7 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
-    """Return the record, with the steady state as its window if the window's rule is ``auto``; and a reason if there is
-    no steady state."""
+    """Return the record, with its steady window if the rule is ``auto``, and a reason if there is none."""
     plan = record.plan
     if plan.window.rule != STEADY:
         return record, None
@@ -460,7 +446,6 @@ def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRec
 
 
 def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
-    """Group the steps by the attempt that trained them, latest attempt first; omit profiled steps."""
     rest = [step for step in steps if not step.profiled]
     parts = []
     for attempt in reversed(record.attempts):
@@ -470,7 +455,6 @@ def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _steady(steps: Sequence[Step]) -> Window | None:
-    """Return the steady window of ``steps``, which may span numbers that ``steps`` lacks; None if there is none."""
     steady = steady_window([step.step_time_s for step in steps], 0)
     if steady is None:
         return None

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions of a run, as values under dotted keys: its identity, which repeats share, and values that may differ
-between repeats. Finds differences between runs, and rates them. Pure except for its data file."""
+"""The conditions of a run under dotted keys, its identity among them, and the differences between runs, rated."""
 
 import hashlib
 import json
@@ -271,10 +270,7 @@ def is_comparable(key: str, *values: object) -> bool:
 
 
 def definite_differences(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Difference, ...]:
-    """Return differences between conditions of runs, except for settings that only one side reports.
-
-    An unset variable counts as reported if both sides report settings.
-    """
+    """Return differences between conditions of runs, except for settings that only one side reports."""
     of_settings = (SET_OR_NOT, *PREFIXES)
     both_tell = all(any(key.startswith(of_settings) for key in side) for side in (before, after))
     only_if_told = PREFIXES if both_tell else of_settings
@@ -307,7 +303,6 @@ def _all_known(settings: NodesSettings, key: str) -> bool:
 
 
 def _unlike(title: str, groups: dict[str | None, list[str]]) -> str:
-    """Describe a setting's values with their nodes, the rarest first, because they are the most suspicious."""
     each = sorted(groups.items(), key=lambda group: len(group[1]))
     return f"{title} is " + " and ".join(f"{value or 'unset'} on {nodes_text(nodes)}" for value, nodes in each)
 
@@ -354,7 +349,7 @@ def rule_of(key: str) -> ConditionRule:
 
 
 def title_of(key: str) -> str:
-    """Return the title of the condition ``key``; the key itself if its rule has no title, or a pattern with ``*``."""
+    """Return the title of the condition ``key``; the key itself without a title, or if the rule has patterns."""
     rule = rule_of(key)
     exact = not any("*" in pattern for pattern in rule.keys)
     return rule.title if exact and rule.title else key
@@ -409,7 +404,6 @@ def together(sides: Iterable[Values]) -> dict[str, str]:
 
 
 def _ranges(texts: Iterable[str], runs: int) -> str:
-    """Return a string such as ``other processes used 1.5 to 1.8 of 2 cores during 5 of 6 runs``."""
     alike: dict[str, list[list[str]]] = {}
     for part in "; ".join(texts).split("; "):
         alike.setdefault(_FIGURE.sub("{}", part), []).append(_FIGURE.findall(part))

@@ -97,7 +97,7 @@ class Environment(Record):
     compute_path: ComputePath | None = None
     """None for another program, and in the records of earlier versions."""
     kernels: tuple[KernelCheck, ...] | None = None
-    """Checks of rank 0, and failed checks of others; empty if no kernel needs a check, None if they did not run."""
+    """Checks of rank 0, and failed checks of others; empty if none is needed, None if not run."""
     ptxas: str | None = None
     """Version of the assembler of Triton's kernels; None on a CPU, without Triton, or if unknown."""
     driver: str | None = None
@@ -108,7 +108,7 @@ class Environment(Record):
     cpu: str | None = None
     """Model of the first node's CPU."""
     binding: str | None = None
-    """CPUs and memory to which the first rank is bound, or the reason for no binding; None if it was not tried."""
+    """CPUs and memory to which the first rank is bound, or why not; None if it was not tried."""
     gpus: tuple[GpuState, ...] | None = None
     """State of all GPUs of the run before its first step; None if nvidia-smi described none."""
     device_memory: DeviceMemory | None = None
@@ -151,7 +151,7 @@ QUERIES = ((*_PLAIN, _EVENTS, *_COUNTERS), (*_PLAIN, _EVENTS), (*_PLAIN, "clocks
 
 
 class NodeGpus(NamedTuple):
-    """The GPUs of a node or a run. ``driver`` is the version of their driver; None without a GPU, or if unknown."""
+    """The GPUs of a node or a run; ``driver`` is the version of their driver, or None if unknown."""
 
     driver: str | None
     gpus: tuple[GpuState, ...]
@@ -170,7 +170,7 @@ def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
 
 
 def of_run(gpus: Iterable[GpuState], uuids: Iterable[str | None]) -> tuple[GpuState, ...]:
-    """Return the states of the GPUs with ``uuids``; all of ``gpus`` if a UUID is not listed, such as a MIG slice's."""
+    """Return the states of the GPUs with ``uuids``; all of ``gpus`` if a UUID is not listed."""
     listed, ids = tuple(gpus), {uuid and uuid.removeprefix("GPU-") for uuid in uuids}
     listed_ids = {gpu.uuid and gpu.uuid.removeprefix("GPU-") for gpu in listed}
     if not ids <= listed_ids:
@@ -202,6 +202,6 @@ def _text(value: str) -> str | None:
 
 
 def _number(value: str) -> float | None:
-    """Parse a number, after which some drivers print a unit even if none is requested; None for other text."""
+    """Some drivers print a unit after the number even if none is requested."""
     match = re.match(r"\d+(\.\d+)?(?=\s|$)", value)
     return float(match[0]) if match else None

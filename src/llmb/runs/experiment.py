@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the name that equal runs share, from their recipe and their differences from it. Creates the folders
-of runs and of their checkpoints, and checks that a folder is writable."""
+"""Builds the name that equal runs share, and creates the folders of runs and of their checkpoints."""
 
 import hashlib
 import os
@@ -21,15 +20,12 @@ RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 OVERRIDES = {"seq_len": "seq{}", "first_stage_layers": "first{}", "last_stage_layers": "last{}"}
 """Overrides of the layout that the rest of the name does not show."""
 LONGEST = 60
-"""Maximum length of the settings in a name, so that the whole name fits into the 255 characters of a file name."""
+"""Maximum length of the settings in a name, so that it fits into 255 characters."""
 DIGITS = 6
 
 
 def experiment_name(plan: Plan, program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the name that log files and folders of equal runs share, with layout and differences from the recipe.
-    ``arguments`` are for a framework's script. The name includes a proxy's number of layers and, for a run that
-    recording slows down, the kind of recording, so that ``llmb parse`` skips the run.
-    """
+    """Return the name that log files and folders of equal runs share; ``llmb parse`` skips names of recorded runs."""
     recipe, layout = plan.recipe, plan.recipe.layout
     etp = f"_etp{layout.etp}" if layout.etp > 1 else ""
     return (
@@ -135,16 +131,18 @@ PROBE_BYTES = 4096
 
 
 def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
-    """Create the new, empty folder of a run of the experiment ``name`` (by default with llmb's engine), and the
-    run's folder in the plan's directory for checkpoints, if any. Raise UsageError or EnvironmentProblem on failure."""
+    """Create the new, empty folders of a run and of its checkpoints.
+
+    Raise UsageError or EnvironmentProblem on failure.
+    """
     prefix = name or experiment_name(plan)
     return stamped_folder(run_parent(install, plan, prefix), prefix, lambda run: claim_checkpoints(run, plan))
 
 
 def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object] = lambda _run: None) -> RunFolder:
-    """Create a new, empty folder ``<name>_<seconds>/<name>`` in ``parent``. If the name is in use, or ``claim`` raises
-    FileExistsError, ``-2`` follows the seconds, then ``-3``, and so on. Raise UsageError if the path contains another
-    user's link, EnvironmentProblem if the folder cannot be written.
+    """Create a new folder ``<name>_<seconds>/<name>`` in ``parent``, numbered if in use.
+
+    Raise UsageError or EnvironmentProblem on failure.
     """
     check_links(parent)
 
@@ -164,8 +162,9 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], object]
 
 
 def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
-    """Create the run's own folder in the plan's directory for checkpoints, if there is one, and test it. Raise
-    FileExistsError if another run owns it, EnvironmentProblem if it is not writable.
+    """Create and probe the run's own checkpoint folder, if any.
+
+    Raise FileExistsError if it exists, EnvironmentProblem if not writable.
     """
     if plan.checkpoint_dir is None:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the rank that failed first, from the end of a run's log, and the rank that a hung run waits for."""
+"""Finds the rank that failed first, from a run's log, and the rank that a hung run waits for."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ from llmb.catalogue.records import Record
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
-"""Multiples of the stall limit by phase: loading, compiling before the first step, and writing to disk are slow."""
+"""Multiples of the stall limit by phase."""
 STALL = "llmb: stall: "
 """Prefix of the log line that describes the ranks that block a hung run."""
 ENDING_S = 6.0
@@ -25,9 +25,7 @@ MOST_RANKS = 16
 
 
 def time_to_notice(limit_s: float) -> float:
-    """Return the seconds without progress after which ranks end the run: ``limit_s`` less the time that they need to
-    exit, but at least half of it, so that short pauses do not end the run.
-    """
+    """Return the seconds without progress after which ranks end the run; at most ``limit_s``."""
     return max(limit_s / 2, limit_s - ENDING_S)
 
 
@@ -46,10 +44,8 @@ class Wait(Record):
 
 
 class Beat(Record):
-    """The state that one rank reports. ``place`` is the line of code that its main thread executes.
-
-    ``begun`` counts the collectives begun, by group. ``communicates`` is true if the rank may be waiting in
-    communication that is not recorded. A rank reports collectives and place only after some time without progress.
+    """The state that a rank reports; ``begun`` counts collectives by group, ``place`` is its main thread's line of
+    code.
     """
 
     number: int
@@ -78,12 +74,7 @@ class RankStatus:
 
 
 def find_stall(ranks: Sequence[RankStatus], limit_s: float, patience_s: float) -> str | None:
-    """Describe the ranks that block the run, for the log; return None while it makes progress, or may do so.
-
-    A rank without a heartbeat for ``patience_s`` is not responding, unless it is exiting. The run is hung if some ranks
-    respond, but none of these has made progress within the limit of its phase or, once a rank has not responded for the
-    limit (of the start phase if it never responded), within the limit itself.
-    """
+    """Describe the ranks that block a hung run, for the log; None while it may make progress."""
     silent = [status for status in ranks if status.silent_s > patience_s and not _left(status)]
     awake = [status.beat for status in ranks if status.beat and status.silent_s <= patience_s]
     lost = any(status.silent_s > limit_s * (1 if status.beat else PHASE_LIMITS["start"]) for status in silent)
@@ -105,7 +96,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def culprits_of(beats: Sequence[Beat]) -> list[Beat]:
-    """Return the beats of ranks not communicating, or else of ranks that others wait for but that wait for no rank."""
+    """Return the beats of ranks not communicating, else of ranks that others wait for and that wait for none."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -132,7 +123,6 @@ def _left(status: RankStatus) -> bool:
 
 
 def _silent_text(silent: Sequence[RankStatus], awake: Sequence[Beat]) -> str:
-    """Describe silent ranks, with the step in which the others wait, because silent ranks' heartbeats are older."""
     beats = [status.beat for status in silent if status.beat]
     parts = []
     if beats:
@@ -274,11 +264,7 @@ class _Failure(NamedTuple):
 
 
 def _find(log: str) -> _Failure | None:
-    """Find the failure that caused the others, if any. After a stall, all further failures are consequences. A node
-    that was not ready ended the run before any worker could fail. Otherwise a rank killed by a signal except SIGTERM
-    comes first, then a rank that failed by itself, a task that srun reports killed, a rank that ended silently, and a
-    rank that lost its connection. Which of them the launcher reports first is chance.
-    """
+    """Find the failure that caused the others. Which of them the launcher reports first is chance."""
     stalled = _STALL_LINE.search(log)
     if stalled:
         return _Failure(stalled["how"], stalled["who"], stalled["host"], stalled.end())

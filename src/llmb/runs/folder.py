@@ -88,8 +88,7 @@ class RunFolder:
     nccl_network = Inside(NETWORK_FOLDER)
     """NCCL's lines about the network, one file per node; for the engine on GPUs of several nodes, if not traced."""
     nccl_topology = Inside("nccl_topology.xml")
-    """The GPUs, NICs and links of the first node, as NCCL detected them; for the engine on GPUs, unless
-    NCCL_TOPO_DUMP_FILE is set."""
+    """The GPUs, NICs and links of the first node, as NCCL detected them; for the engine on GPUs."""
     breakdown = Inside("breakdown.json")
     """The breakdown of the time of a profiled step."""
     resources = Inside("resources")
@@ -103,7 +102,7 @@ class RunFolder:
     vboost = Inside(VBOOST_FILE)
     """The result of ``nvidia-smi boost-slider`` in the batch script; moves into the record when the run ends."""
     stall = Inside("stall.txt")
-    """Written by a worker that ends a hung run, for the launcher to end other workers; removed when the run ends."""
+    """Written by a worker that ends a hung run, for the launcher; removed when the run ends."""
     job = Inside("job.json")
     """The job that the run was submitted as, written after its submission or its import."""
     imported = Inside("imported.json")
@@ -158,9 +157,9 @@ class InstallRoot:
 
 
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
-    """Return $LLMB_INSTALL or $STAGE_PATH, or the nearest folder at or above ``start`` with a cluster_config.yaml,
-    or the user's default, or ~/.llmb, in this order. As in the reference scripts, an empty variable is unset. Raise
-    UsageError if the variables differ, if the defaults are unusable, or if another user owns the folder or file found.
+    """Return the root from variables, a cluster_config.yaml at or above ``start``, the user's defaults, or ~/.llmb.
+
+    Raise UsageError if unusable.
     """
     texts = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     roots = {name: Path(text).expanduser().absolute() for name, text in texts.items()}
@@ -187,8 +186,9 @@ def user_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_root(path: Path) -> Path | None:
-    """Return the install root that the user's defaults in ``path`` set, or None. Raise UsageError if it is
-    relative, or if the file cannot be read or belongs to another user.
+    """Return the install root in the file ``path``, or None.
+
+    Raise UsageError if it is relative, or the file unusable.
     """
     from llmb.catalogue.data_files import read_data  # few users have such a file
 
@@ -227,16 +227,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for a device, a pipe or a folder, which a file must not replace."""
+    """Raise OSError for a device, a pipe or a folder."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it exists and is not a regular file")
 
 
 def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict") -> None:
-    """Replace ``path`` atomically: readers see the old content or the new, never a part.
+    """Replace ``path`` atomically; a new file has permissions by the umask, a replaced file keeps its own.
 
-    A new file gets permissions by the umask, and its group from a folder with the setgid bit; a replaced file keeps its
-    permissions, so that other users keep their access. ``errors`` is as in ``open``. Raise OSError if writing fails.
+    Raise OSError.
     """
     check_regular(path)
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
@@ -256,10 +255,7 @@ def write_atomically(path: Path, content: str | bytes, *, errors: str = "strict"
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; the file written there replaces ``path`` at the end, and is removed after an error.
-
-    Raise EnvironmentProblem if it cannot be written.
-    """
+    """Yield a temporary path, which replaces ``path`` at the end. Raise EnvironmentProblem if it cannot be written."""
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         check_regular(path)
@@ -338,7 +334,7 @@ def read_stored(path: Path, shape: type[Shape]) -> Shape:
 
 
 def read_or_missing(what: str, read: Callable[[], Content]) -> Content | Missing:
-    """Return the result of ``read``, or Missing with the error: an extra file must not cost a run its result."""
+    """Return the result of ``read``, or Missing with the error."""
     try:
         return read()
     except UNREADABLE as error:

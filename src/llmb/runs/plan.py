@@ -78,10 +78,7 @@ class TrainingInputs(Record):
 
 
 class PredictedStep(Record):
-    """The prediction for a run before it starts, by the rates of its program, as in ``llmb predict --software``.
-
-    The seconds by cause in ``breakdown_s`` sum to ``step_time_s``, whose 95 % interval is ``ci95_s``.
-    """
+    """The prediction for a run by its program's rates; seconds in ``breakdown_s`` sum to ``step_time_s``."""
 
     step_time_s: Positive
     ci95_s: tuple[FiniteFloat, FiniteFloat]
@@ -148,7 +145,7 @@ class Plan(Record):
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
 
     def slows_down(self, step: int) -> bool:
-        """Return whether recording slows down ``step``, so that its time is not a measurement."""
+        """Return whether recording slows down ``step``."""
         return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
@@ -184,12 +181,11 @@ class ComputePath(Record):
     exchanges_updates: bool
     """Ranks that replicate parameters sum gradients and, with sharding ``optimizer``, exchange updated parameters."""
     keeps_gathered: bool
-    """Parameters stay gathered for all micro-batches of a step, so that FP8 casts their weights once."""
+    """Parameters stay gathered for all micro-batches of a step."""
     compiled: bool
     """Blocks are compiled by torch.compile."""
     joins_products: bool
-    """Layers with the same input are multiplied as one matrix; eager code would have to copy the parts of the result.
-    False in FP8 runs, which join FP8 layers in another way."""
+    """Layers with the same input are multiplied as one matrix; False in FP8 runs, which join FP8 layers differently."""
     gradient_sums: Literal["by the product", "after the product", "by FSDP"]
     """How gradients of micro-batches are summed: by the products themselves, in bf16; by autograd, in fp32; by FSDP."""
     overlaps_tp: bool
@@ -201,14 +197,14 @@ class ComputePath(Record):
     dispatch_parts: int = 1
     """Parts of a micro-batch's tokens: each is sent to experts and back while experts process the others."""
     fuses_casts: bool
-    """The kernels of activations and of gradients' rotations also cast to FP8. This requires delayed scaling, whose
-    scales are known in advance, and a run without adapters."""
+    """Kernels of activations and of gradients' rotations also cast to FP8; this needs delayed scaling and no adapters.
+    """
     fuses_tp: bool = False
     """Exposed gathers and scatters of the sequence overlap with products, through torch's symmetric memory."""
     groups_experts: bool = False
     """FP8 products of experts in the forward pass are one product on GPUs of compute capability 9.0."""
     casts_attention_again: bool
-    """The backward pass casts attention's output to FP8 again: a pipeline would hold many micro-batches' casts."""
+    """The backward pass casts attention's output to FP8 again."""
 
 
 class EnginePlan(Plan):
@@ -239,8 +235,7 @@ class EnginePlan(Plan):
 
     @property
     def fused_workspace_bytes(self) -> int:
-        """Bytes of memory shared by tensor-parallel ranks: two bf16 outputs of a product for one rank's shard of a
-        micro-batch, which fused operators compute and send in turn; 0 without these operators."""
+        """Bytes that tensor-parallel ranks share: two bf16 outputs of a product; 0 without fused operators."""
         layout = self.recipe.layout
         shard = layout.mbs * layout.seq_len // layout.cp // layout.tp
         return 2 * 2 * shard * self.recipe.model.hidden_size if self.compute_path.fuses_tp else 0
@@ -285,17 +280,9 @@ def make_plan(
     inputs: TrainingInputs | None = None,
     trains: bool = True,
 ) -> EnginePlan:
-    """Make a plan, and check that the engine can train ``recipe`` this way. If ``trains`` is False, the plan is for a
-    prediction or for another program, and the model may have parts that the engine lacks.
+    """Make a plan.
 
-    A run that resumes takes seed and training (optimizer, schedule, data) from the checkpoint, except for explicit
-    choices and values that an imported checkpoint lacks. Gradients are reduced in the chosen dtype, by default the
-    recipe's, but always in fp32 if the run computes in fp32.
-
-    Without ``packing`` in ``inputs``, sequences are packed from documents as ``with_documents`` specifies. The plan's
-    recipe holds the statistics of the data.
-
-    Raise UsageError if the run cannot be planned.
+    Raise UsageError if the run cannot be planned; ``trains`` is False for predictions and other programs.
     """
     saved, ready = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)
@@ -375,7 +362,7 @@ def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | Non
 
 
 def reduction(recipe: Recipe, chosen: GradReduceDtype | None) -> GradReduceDtype:
-    """Return the dtype of gradient reductions, which is part of the precision and not taken from a checkpoint."""
+    """Return the dtype of gradient reductions, which is not taken from a checkpoint."""
     return "fp32" if recipe.dtype is Dtype.FP32 else chosen or recipe.training.grad_reduce_dtype
 
 
@@ -431,18 +418,14 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
 
 
 def pretending(recipe: Recipe, rank: int) -> Recipe:
-    """Return the recipe with one rank running alone, without expectations, which are for all ranks."""
+    """Return the recipe with one rank running alone, without expectations."""
     alone = recipe.model_copy(update={"pretended_rank": rank})
     reason = f"{alone.pretended_text}: published figures are of all ranks"
     return alone.model_copy(update={"expectations": (), "expectations_reason": reason})
 
 
 def with_documents(recipe: Recipe, training: Training) -> Recipe:
-    """Return the recipe with ``training`` and its documents' statistics, without expectations if that changes the data.
-
-    By default, their mean length gives the attention cost of the recipe's packs. Without packs, it is that of SQuAD for
-    ``squad`` lengths; for others, each sequence is one document.
-    """
+    """Return the recipe with ``training`` and its documents, without expectations if that changes the data."""
     seq_len = recipe.layout.seq_len
     usual = _usual_mean(recipe, training)
     mean = usual if training.document_tokens is None else training.document_tokens
@@ -476,7 +459,6 @@ def _unpacked(recipe: Recipe, training: Training) -> Recipe:
 
 
 def _usual_mean(recipe: Recipe, training: Training) -> int | None:
-    """Return the mean length of the recipe's documents in tokens; None if each sequence is one document."""
     seq_len = recipe.layout.seq_len
     if recipe.packing:
         return fitted_mean(recipe.packing.sum_of_squares, seq_len, training.document_lengths)
@@ -484,8 +466,8 @@ def _usual_mean(recipe: Recipe, training: Training) -> int | None:
 
 
 def scale_warnings(plan: Plan, *, loads: bool | None = None) -> Iterator[str]:
-    """Yield warnings if checkpoints are published only for other scales. ``loads`` is True if the run loads one; by
-    default, it does so if the plan has a ``start``.
+    """Yield warnings if checkpoints are published only for other scales; ``loads`` is by default whether the plan has a
+    ``start``.
     """
     published, scale = plan.recipe.checkpoint, plan.recipe.scale
     if published is None:

@@ -248,7 +248,6 @@ class Search:
         return f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
 
     def _sample(self, name: str) -> str:
-        """Return the option for a file of ``llmb prepare sample``; an empty string for a model that is on the hub."""
         return f" --source small/{name}" if self.source and self.source.page is None else ""
 
     def _length(self) -> str:
@@ -330,8 +329,10 @@ def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHe
 
 
 def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:
-    """Plan a run with files prepared below ``install``. Raise UsageError if it cannot be planned, NotPrepared if only
-    prepared files are missing."""
+    """Plan a run with files prepared below ``install``.
+
+    Raise UsageError if impossible, NotPrepared if only prepared files are missing.
+    """
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     search = search_inputs(catalogue, install, recipe, choices)
     inputs = search.inputs(checkpoint)
@@ -354,9 +355,9 @@ OF_TRAINING = ("peak_lr", "warmup_steps", "grad_reduce_dtype")
 
 
 def arguments_of_plan(catalogue: Catalogue, plan: EnginePlan) -> list[str]:
-    """Return the arguments with which ``llmb run`` and ``submit`` repeat a run, without default values.
+    """Return the arguments with which ``llmb run`` and ``submit`` repeat a run.
 
-    The repeat is neither profiled nor traced. Raise UsageError if the catalogue does not have the recipe.
+    Raise UsageError if the catalogue lacks the recipe.
     """
     recipe, rank = plan.recipe, plan.recipe.pretended_rank
     request = _request(recipe)

@@ -96,9 +96,7 @@ class Profiling(Record):
     def settled(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
     ) -> Profile | None:
-        """Return the resolved options; None if the run is not profiled. By default, the document's steps are profiled
-        if the run has them, or else the last tenth of the steps. Call this only if there are no ``problems``.
-        """
+        """Return the resolved options; None if the run is not profiled. Call this only if there are no ``problems``."""
         if not self.profile:
             return None
         start, stop = self._span(steps, first_step, documented)

@@ -23,9 +23,8 @@ class AccountJob(Record):
 
 
 class CollectiveCount(Record):
-    """Collectives of one kind in one group: their number in a step, and the total bytes of their messages.
-
-    The bytes of a message are all that one rank gathers, reduces, exchanges or sends.
+    """Collectives of one kind and group in a step; ``bytes`` are all that one rank gathers, reduces, exchanges or
+    sends.
     """
 
     kind: str
@@ -45,8 +44,8 @@ class RankMemory(Record):
 
 
 class RankAccount(RankMemory):
-    """The requirements of one rank in one step. ``flops_by_kind`` has the FLOPs of products, by precision (bf16, fp8,
-    fp32), and the FLOPs of attention; they sum to ``flops``.
+    """The requirements of one rank in one step; ``flops_by_kind`` (products by precision, and attention) sums to
+    ``flops``.
     """
 
     flops: int
@@ -75,11 +74,7 @@ SURE_MARGIN_GIB = MARGINS[0].gib
 
 
 class MemoryUse(Record):
-    """The memory of some ranks of a run, and whether it fits on a GPU.
-
-    The engine counts ``exact`` values; an ``estimate`` is computed by formulas. ``capacity_gib`` is a GPU's nominal
-    memory; if it is unknown, it and ``fits`` are None. ``assumptions`` list how the count differs from a run.
-    """
+    """The memory of some ranks of a run; ``capacity_gib`` is a GPU's nominal memory, None if unknown."""
 
     method: Literal["exact", "estimate"] = "exact"
     capacity_gib: float | None
@@ -113,9 +108,9 @@ def countable(plan: EnginePlan) -> tuple[EnginePlan, tuple[str, ...]]:
 
 
 def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> list[int]:
-    """Return ``rank`` if set, one rank per stage if ``all_stages``, or else the ranks that may need the most memory.
+    """Return the ranks to count: ``rank``, one per stage, or the fullest.
 
-    Raise UsageError if both are requested, or if the layout has no such rank.
+    Raise UsageError for both, or an invalid rank.
     """
     if rank is None:
         return stage_ranks(layout) if all_stages else fullest_ranks(layout)
@@ -127,16 +122,12 @@ def ranks_to_count(layout: Layout, rank: int | None, *, all_stages: bool) -> lis
 
 
 def stage_ranks(layout: Layout) -> list[int]:
-    """Return the first rank of each pipeline stage; the other ranks of a stage need no more memory."""
+    """Return the first rank of each pipeline stage."""
     return [stage * (layout.gpus // layout.pp) for stage in range(layout.pp)]
 
 
 def fullest_ranks(layout: Layout) -> list[int]:
-    """Return the ranks of ``stage_ranks`` that may need the most memory.
-
-    The earlier a stage, the more micro-batches it holds: a later stage can only need more if it has more layers, or
-    computes the loss.
-    """
+    """Return the ranks of ``stage_ranks`` that may need the most memory: earlier stages hold more micro-batches."""
     layers = stage_layers(layout)
     counts = [sum(len(layers[number]) for number in rank_stages(layout, stage)) for stage in range(layout.pp)]
     ranks = stage_ranks(layout)

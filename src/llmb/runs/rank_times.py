@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rank_times.jsonl``: parts of each rank's step times, and the rank that the others wait for.
-
-All ranks end a step together, because they wait for each other in collectives. So the parts that a rank spends alone
-show best which one is slow: its input, the copy to its GPU, and its forward passes. The file has one line per step, or
-per group of steps if a run has many steps or ranks.
-"""
+"""``rank_times.jsonl``: parts of each rank's step times, per step or group of steps; finds the slowest rank."""
 
 import json
 import math
@@ -24,7 +19,7 @@ from llmb.runs.folder import BrokenRecord, read_or_missing
 from llmb.runs.steps import read_lines
 
 MOST_VALUES = 1 << 20
-"""Maximum number of values of an attempt, about 8 MB: enough for a line for each of 12 steps of 20,000 ranks."""
+"""Maximum number of values of an attempt, about 8 MB."""
 
 
 class RankTime(NamedTuple):
@@ -91,9 +86,9 @@ class RankTimesFile:
 
 
 def read_rank_times(path: Path) -> list[RankTimes]:
-    """Return the rank times in step order, if any; a line is dropped if a later attempt trained one of its steps again.
+    """Return the rank times of each step's last attempt, in order.
 
-    Raise BrokenRecord as ``read_steps`` does, and if a line lacks values of a rank; OSError if the file is unreadable.
+    Raise BrokenRecord or OSError if the file is unusable.
     """
     times: list[RankTimes] = []
     for line in read_lines(path, _adapter().validate_json):
@@ -112,7 +107,7 @@ def _adapter() -> TypeAdapter[RankTimes]:
 
 
 class RankExcess(NamedTuple):
-    """The seconds per step that a rank takes longer than the median rank: medians over steps, 0 if it takes less."""
+    """The median seconds per step that a rank takes longer than the median rank; 0 if it takes less."""
 
     input_s: float
     copy_s: float
@@ -123,7 +118,7 @@ class RankExcess(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """The rank that all others wait for. ``lines`` is the number of lines of the file in which it is the slowest."""
+    """The rank that all others wait for, and the number of lines in which it is the slowest."""
 
     rank: int
     lines: int
@@ -160,11 +155,7 @@ class Excess:
         return RankExcess(*np.median(self.parts_s[:, :, rank], axis=0).tolist())
 
     def straggler(self, same_rank: float, slower: float) -> Straggler | None:
-        """Return the rank that is the slowest in at least the fraction ``same_rank`` of the lines, and by at least the
-        fraction ``slower`` of the median rank's forward passes; None if no rank is.
-
-        Waits count only if no rank is slow without them, and at least three are compared: of two, either may be late.
-        """
+        """Return the rank slowest in at least ``same_rank`` of lines, by ``slower`` of the forward time; or None."""
         for times in (self.alone_s, *([self.parts_s[:, WAIT]] if self.rivals >= FEWEST_FOR_WAITS else [])):
             slowest = np.bincount(times.argmax(axis=-1))
             rank = int(slowest.argmax())
@@ -179,10 +170,7 @@ SMALLEST_S = 1e-6
 
 
 def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None) -> Excess | Missing:
-    """Return the times of ``rank_excess`` for the lines that contain any of ``steps``, by default for all lines.
-
-    Return Missing if times were not recorded, or cannot be read or compared.
-    """
+    """Return ``rank_excess`` of the lines with any of ``steps`` (None: all); Missing if times are unavailable."""
     lines = read_or_missing("the times of its ranks", lambda: read_rank_times(path))
     if isinstance(lines, Missing):
         return lines
@@ -192,10 +180,7 @@ def read_excess(path: Path, recipe: Recipe, steps: Container[int] | None = None)
 
 
 def rank_excess(lines: Sequence[RankTimes], layout: Layout, *, same_layers: bool) -> Excess | Missing:
-    """Return the times by which ranks exceed the median rank of their stage; Missing if ranks cannot be compared.
-
-    ``same_layers`` is True if the layers of all stages take the same time, and can be compared across stages.
-    """
+    """Return the times by which ranks exceed the median rank of their stage; Missing if they cannot be compared."""
     if not lines:
         return Missing("the times of single ranks were not recorded")
     if {len(line.layer_us) for line in lines} != {layout.gpus}:

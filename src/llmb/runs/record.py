@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run.json``: all inputs of a run, its result, and its attempts; also the records of its job. A scheduler may restart
-the job, which then resumes from the last checkpoint. An earlier attempt's steps stay in a separate file, its log in the
-run's log, its nodes and its end in the record. ``metrics.jsonl`` has every step of the run once, from the last attempt
-that trained it.
-"""
+"""``run.json``: all inputs of a run, its result and its attempts; also the records of its job."""
 
 import errno
 import hashlib
@@ -36,7 +32,7 @@ from llmb.runs.source_version import source_version
 from llmb.runs.steps import read_steps, step_to_json
 
 LETTERS = "klmnopqrstuvwxyz"
-"""One letter per hexadecimal digit: an id cannot be mistaken for the number of a job, a date or a commit."""
+"""One letter per hexadecimal digit: an id cannot be mistaken for a job number, a date or a commit."""
 _AS_LETTERS = str.maketrans("0123456789abcdef", LETTERS)
 LENGTH = 8
 
@@ -69,7 +65,7 @@ class BegunJob(Record):
 
 
 class Attempt(Record):
-    """One start of a run by a scheduler. The fields of its end are None until the next start; some may stay None."""
+    """One start of a run by a scheduler. Fields of its end may be None."""
 
     number: int
     started_at: Time
@@ -313,7 +309,7 @@ def read_job(folder: RunFolder) -> SubmittedJob | None:
 
 
 def read_job_if_whole(folder: RunFolder) -> SubmittedJob | None:
-    """Read a run's job; None if there is none, or if it is unreadable: the run's record does not depend on it."""
+    """Read a run's job; None if there is none, or if it is unreadable."""
     try:
         return read_job(folder)
     except (OSError, BrokenRecord):
@@ -350,9 +346,9 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
-    """Prepare the run for its next start by ``job``, and write the record that the workers will read.
+    """Begin the run's next attempt.
 
-    Raise InfrastructureError if no retry of a limited number is left, BrokenRecord or OSError if a file is unusable.
+    Raise InfrastructureError without a retry left, BrokenRecord or OSError for an unusable file.
     """
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:
@@ -395,9 +391,7 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
 
 
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
-    """Return the plan for an attempt that starts at ``first_step``: with a new window if the attempt resumes at or
-    before the last step of the plan's window, and that is not explicit (A-B); otherwise unchanged.
-    """
+    """Return the plan for an attempt that starts at ``first_step``, with a new window if necessary."""
     if not plan.first_step < first_step <= plan.window.last:
         return plan
     try:
@@ -415,7 +409,6 @@ def attempt_line(attempt: Attempt) -> str:
 
 
 def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
-    """Copy all steps to the file of attempt ``number``, and keep only steps before ``first_step`` in the run's file."""
     if not folder.steps.exists():
         return
     path = folder.steps_of_attempt(number)

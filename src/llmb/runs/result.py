@@ -96,9 +96,8 @@ class Parameters(Record):
 
 
 class PretendedRank(ReasonedRecord):
-    """The measurements of a rank that ran alone, as if the others existed.
-
-    ``compute_time_s`` excludes waits for other ranks, but includes the copies that replace collectives.
+    """Measurements of a rank that ran alone; ``compute_time_s`` excludes waits, but includes copies that replace
+    collectives.
     """
 
     rank: int
@@ -130,7 +129,7 @@ class Reference(Record):
 
 
 class Condition(Record):
-    """A difference between a run and its reference, or a fault of either. A value is None if that side reports none."""
+    """A difference between a run and its reference, or a fault of either; None if that side reports none."""
 
     key: str
     """For example ``software.driver``."""

@@ -11,7 +11,7 @@ from llmb.base.tools import ask_program
 PACKAGE = Path(llmb.__file__).resolve().parent
 COMMIT_FILE = "commit.txt"
 PATIENCE_S = 5.0
-"""Time limit of git; if a slow file system exceeds it, the commit or its changes are unknown."""
+"""Time limit of git, in seconds."""
 NOT_GIT = "llmb was installed from a package, which does not record its commit"
 NO_COMMIT = "git reports no commit for the checkout of llmb here"
 NOT_COMPARED = "git did not compare the source with the commit"

@@ -35,8 +35,7 @@ class ExpertLoad:
     layers_max_over_mean: tuple[float, ...] = ()
     """``max_over_mean`` of each layer with experts; empty if it was not recorded."""
     layers_rank_max_over_mean: tuple[float, ...] = ()
-    """Rows that the fullest rank computes divided by the mean over ranks that exchange tokens, per layer with experts,
-    over all micro-batches and groups of ranks. 1 if all ranks compute the same number."""
+    """Rows of the fullest rank divided by the mean over ranks that exchange tokens, per layer with experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +50,7 @@ class Fp8Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step. Its time is the slowest rank's (on a CPU, the first rank's), its memory the largest
-    of any rank. For a pretended rank, all values, even tokens, are the rank's own, without loss or gradient norm.
-    """
+    """One training step: the slowest rank's time (on CPUs, the first rank's), and the largest memory of any rank."""
 
     step: int
     step_time_s: float
@@ -96,7 +93,7 @@ class Step:
     chunked_sum_of_squares: int | None = None
     """``sum_of_squares`` with documents split at attention chunks; None if no document is longer than a chunk."""
     host_ahead_s: float | None = None
-    """The time that the host waited for the GPU to end the step, on the rank where it was shortest; None on a CPU."""
+    """Seconds that the host waited for the GPU, on the rank where it was shortest; None on a CPU."""
 
     @property
     def finite(self) -> bool:
@@ -129,7 +126,7 @@ def count_steps(steps: Sequence[Step]) -> Counters | None:
 
 
 def step_to_json(step: Step) -> str:
-    """Format a step as one line. JSON has no NaN or infinity: they become null, and ``not_finite`` has their texts."""
+    """Format a step as one line; numbers that are not finite are null, with texts in ``not_finite``."""
     values: dict[str, Any] = asdict(step)
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     spoiled = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
@@ -155,9 +152,9 @@ def _adapter() -> TypeAdapter[Step]:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """Return all complete steps, none without a file; a last line truncated by a crash is omitted.
+    """Return the file's steps, perhaps none.
 
-    Raise BrokenRecord if any other line is not a step, OSError if the file cannot be read.
+    Raise BrokenRecord if any but the last line is invalid, OSError if unreadable.
     """
     return read_lines(path, step_from_json)
 
@@ -192,10 +189,7 @@ class StepNews(NamedTuple):
 
 
 class StepFollower:
-    """Reads the complete lines that were added to ``metrics.jsonl`` since the last call of ``new``.
-
-    A restarted run replaces the file by a file of the steps that it keeps, which are then read again.
-    """
+    """Reads lines added to ``metrics.jsonl`` since the last call of ``new``; a replaced file is read again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

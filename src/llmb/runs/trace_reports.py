@@ -73,10 +73,7 @@ def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, s
 
 
 def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str | None = None) -> str:
-    """Return the name of a report of Nsight Systems, in which rank, job and node may be patterns or variables.
-
-    In a job, the recipe's document may define the name, with the job and the node; otherwise it is llmb's own.
-    """
+    """Return the name of a report of Nsight Systems; rank, job and node may be patterns or variables."""
     document = plan.recipe.document
     if document and document.profile and document.profile.file and job is not None and node is not None:
         return document.profile.file.format(job=job, node=node, rank=rank) + REPORT_END
@@ -89,9 +86,7 @@ def nccl_log(folder: RunFolder, rank: int) -> Path:
 
 
 def report_profile(folder: RunFolder, plan: Plan) -> ProfileReport | None:
-    """Report a run's profile; return None if it is not profiled. A saved breakdown is reused. If the profiler is Nsight
-    Systems, the first existing report is exported.
-    """
+    """Report a run's profile, with the saved breakdown, else the first profile's; None if not profiled."""
     if plan.profile is None:
         return None
     expected = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
@@ -132,7 +127,7 @@ def read_breakdown(folder: RunFolder) -> StepBreakdown | None:
 
 
 LEAST_SHARE = 0.99
-"""The fraction of a GPU type's nominal network rate that counts as the full rate, because nominal rates are rounded."""
+"""The fraction of a GPU type's nominal network rate that counts as the full rate."""
 MOST_NAMED = 2
 DECIDING = (
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
@@ -150,10 +145,7 @@ class NetworkUse(Network):
 
 
 def find_faults(network: Network, environment: Environment | None, gpu: Gpu | None) -> Iterator[str]:
-    """Yield the network's faults, then the run's variables that may have caused them.
-
-    ``gpu`` is the type of the run's GPUs in the catalogue; ``environment`` lists the nodes' network devices.
-    """
+    """Yield the network's faults, then variables that may have caused them; ``gpu`` is the run's GPU type."""
     faults = [fault for nodes in network.nodes for fault in _of_nodes(nodes, environment, gpu)]
     if fault := _differing(network.nodes):
         faults.append(fault)
@@ -192,7 +184,6 @@ def _short(node: str) -> str:
 def _few_devices(
     nodes: NodesNetwork, ports: Sequence[RdmaPort], ranks: int, gpu: Gpu | None, where: str
 ) -> Iterator[str]:
-    """Yield a fault if NCCL left devices unused although GPUs share others, or used less than the network's rate."""
     devices = nodes.devices_used if nodes.idle_devices is not None else nodes.devices
     used, unused = _by_use([port for port in ports if port.node == ports[0].node], devices or ())
     each_gb_s = sum(port.gbit_s or 0 for port in used) / 8 / ranks
@@ -205,7 +196,6 @@ def _few_devices(
 
 
 def _by_use(ports: Sequence[RdmaPort], devices: Sequence[str]) -> tuple[list[RdmaPort], list[str]]:
-    """Return the used ports, and the unused devices of the same kind that are not slower."""
     used = [port for port in ports if port.device in devices]
     kinds = {(port.link_layer, port.driver) for port in used}
     rate = max((port.gbit_s or 0 for port in used), default=0)
@@ -261,7 +251,6 @@ def report_network(folder: RunFolder, plan: Plan, environment: Environment | Non
 
 
 def _logs(folder: RunFolder) -> Sequence[Path]:
-    """Return NCCL's logs, or else the run's own log, which has NCCL's lines if the user requested them."""
     logs = (sorted(path.glob(f"*{NCCL_LOG_END}")) for path in (folder.nccl_network, folder.nccl_trace))
     return next(filter(None, logs), [folder.log] if folder.log.exists() else [])
 

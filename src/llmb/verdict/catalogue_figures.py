@@ -23,9 +23,9 @@ _SIZES = tuple(LayoutSizes.model_fields)
 def with_stated(
     runs: Iterable[AnalyzedRun], stated: Mapping[str, Value], catalogue: Catalogue
 ) -> tuple[AnalyzedRun, ...]:
-    """Add ``stated``, the configuration from the user's options, to the configuration that each log reports.
+    """Add ``stated`` to each log's configuration.
 
-    Raise UsageError for a name that is not in the catalogue, and for a log that contradicts ``stated``.
+    Raise UsageError for names not in the catalogue, and contradicting logs.
     """
     workloads = [*catalogue.workloads, *catalogue.undescribed]
     names = {"gpu_type": catalogue.gpus, "workload": workloads, "dtype": [*Dtype]}
@@ -57,10 +57,7 @@ def _stated(run: AnalyzedRun, stated: Mapping[str, Value], catalogue: Catalogue)
 
 
 def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
-    """Return a log's configuration with the catalogue's names of workload and size, and the number of GPUs.
-
-    If the log reports only the number of nodes, each node is assumed to have the usual number of GPUs of the GPU type.
-    """
+    """Return a log's configuration with the catalogue's names and the number of GPUs; nodes are assumed to be full."""
     gpu, nodes = catalogue.gpus.get(str(configuration.get("gpu_type"))), configuration.get("nodes")
     known = dict(configuration)
     if gpu and isinstance(nodes, int):
@@ -83,7 +80,7 @@ def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) 
 
 
 def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) -> list[AnalyzedRun]:
-    """Add throughput and MFU to logs (only MFU without a recipe); mark logs faster than their GPU can be as invalid."""
+    """Add throughput and MFU to logs; mark logs faster than their GPU can be as invalid."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:
@@ -97,14 +94,13 @@ def with_catalogue_figures(runs: Iterable[AnalyzedRun], catalogue: Catalogue) ->
 
 
 def if_possible(run: AnalyzedRun, catalogue: Catalogue) -> AnalyzedRun:
-    """Return the run of a log unchanged, or as invalid if it is faster than a GPU of its type can be."""
+    """Return a log's run, as invalid if it is faster than a GPU of its type can be."""
     (found,) = with_catalogue_figures([run], catalogue)
     return run if found.status == run.status else run.invalid(found.outcome.reason)
 
 
 def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own_sizes: bool = False) -> Recipe | None:
-    """Return the recipe with the layout of ``configuration``; None if the catalogue has no such recipe, or if a key of
-    ``NEEDED`` is missing. With ``own_sizes``, any layout is accepted."""
+    """Return the recipe with the layout of ``configuration`` (with ``own_sizes``, any layout); None without a match."""
     workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
     if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
@@ -123,8 +119,6 @@ def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue, *, own
 def _recipes(
     configuration: Mapping[str, Value], request: Request, catalogue: Catalogue, *, own_sizes: bool
 ) -> Iterator[Recipe]:
-    """Yield the recipes with the layout of a configuration: of its release or, if that is unknown, of the default
-    release and then, without ``own_sizes``, of others, the newest first."""
     release, workload = configuration.get("release"), catalogue.workloads[request.workload]
     newest = [] if own_sizes else reversed(bridge_releases_of(workload, request.size))
     gbs = configuration.get("layout.gbs")
@@ -141,7 +135,7 @@ def _recipes(
 
 
 def find_row(configuration: Mapping[str, Value], catalogue: Catalogue) -> PublishedFigure | None:
-    """Return the newest figure for a log of a model that the catalogue does not describe; None if there is none."""
+    """Return the newest figure for a log of a model that the catalogue does not describe, if any."""
     key = tuple(configuration.get(name) for name in NEEDED)
     release = configuration.get("release")
     rows = [

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of slowness: their rules, and functions that find them in the evidence of one run. Unknown values are None.
-Pure except for reading the rules.
-
-A finder returns the cause, None if the evidence excludes it or has no such fault, or else Missing with the reason.
-"""
+"""Causes of slowness: finders return a cause, None if the evidence excludes it, or Missing with the reason."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +51,7 @@ CauseName = Literal[
 
 
 class CauseRule(Record):
-    """A cause of slowness. It also applies if run and reference differ in a key that matches a pattern in ``keys``."""
+    """A cause of slowness, also if run and reference differ in a key that matches a pattern in ``keys``."""
 
     name: CauseName
     title: str
@@ -65,7 +61,7 @@ class CauseRule(Record):
     times_steps: bool = True
     """True if a difference in a key that matches ``keys`` changes the step time."""
     first: bool = False
-    """True if the cause is listed before others regardless of their cost, because it may have caused them."""
+    """True if the cause is listed first, because it may have caused others."""
 
 
 class CauseFile(Record):
@@ -195,10 +191,7 @@ NO_STEPS = "the run has no metrics.jsonl with steps of its window"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseShare:
-    """The cost of a cause: ``share_s`` seconds per step, or None if unknown.
-
-    ``in_step`` is True if the cost is part of the step time, False if it is between steps.
-    """
+    """The cost of a cause in seconds per step (None: unknown); ``in_step`` is False if it is between steps."""
 
     share_s: float | None
     bound: Bound = "about"
@@ -226,7 +219,7 @@ def _straggler(run: Evidence) -> Straggler | None:
 
 
 def slow_rank(run: Evidence) -> CauseShare | Missing | None:
-    """Find the rank that all others wait for, and the parts of its step that take longer than on the median rank."""
+    """Find the rank that all others wait for, and what takes longer there than on the median rank."""
     work = run.work
     if work and work.ranks == 1:
         return None
@@ -404,7 +397,7 @@ def logging(run: Evidence) -> CauseShare | Missing | None:
 
 
 def stalls(run: Evidence) -> CauseShare | Missing | None:
-    """Find steps much slower than their neighbors, not counting saves and waits for data, which are other causes."""
+    """Find steps much slower than their neighbors, not counting saves and waits for data."""
     times = run.run.step_times_s
     if len(times) < FEWEST_STEPS:
         return Missing(f"the run's window has fewer than {FEWEST_STEPS} steps, too few to identify unusual ones")
@@ -446,7 +439,7 @@ def recomputation(run: Evidence) -> CauseShare | Missing | None:
 
 
 def throttled_clocks(run: Evidence) -> CauseShare | Missing | None:
-    """Find throttled GPUs. The share is an upper bound, because a GPU with lowered clocks still computes."""
+    """Find throttled GPUs. The share is an upper bound."""
     if run.work and not run.work.on_gpu:
         return None
     if run.throttled is None:

@@ -61,8 +61,7 @@ class Row(Record):
     """Number of other repeats that ``noise_pct`` is estimated from, if each side has a single run."""
     verdict: VerdictName
     soft: bool
-    """True if the spread between repeats or the number of GPUs is unknown, if the windows differ, or if a run had a
-    fault, such as other work on the machine."""
+    """True if the spread or the number of GPUs is unknown, windows differ, or a run had a fault."""
     reason: str | None
     """The reason why the verdict is not clear, or a caveat."""
     more_runs: int | None
@@ -74,7 +73,7 @@ class Row(Record):
     speed_up: float | None
     """The ratio of tokens per second and GPU, after to before; None if the sides are not comparable."""
     scaling: Scaling | None
-    """None if both sides have the same number of GPUs, or if a number of GPUs or a batch size is unknown."""
+    """None if both sides have equally many GPUs, or if a number of GPUs or batch size is unknown."""
     before_runs: tuple[str, ...]
     after_runs: tuple[str, ...]
 
@@ -103,8 +102,7 @@ class Comparison(Record):
     after: str
     vary: tuple[str, ...]
     verdict: VerdictName
-    """The worst verdict of the rows; at best 'not comparable' if there are none, or if a recipe has only flawed runs
-    after."""
+    """The worst verdict of the rows; at best 'not comparable' without rows, or if a recipe's later runs are flawed."""
     rows: tuple[Row, ...]
     differences: tuple[Difference, ...]
     """Differences between all compared runs of the two sides; several values of a side are separated by commas."""
@@ -114,7 +112,7 @@ class Comparison(Record):
 
 SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
 LEAST_CHANGE_PCT = 2.0
-"""Smaller changes are not listed, because repeats on the same GPUs differ by as much."""
+"""Smaller changes are not listed."""
 
 
 def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
@@ -146,10 +144,9 @@ def compare_runs(
     tolerance_pct: float | None = None,
     earlier: Earlier = no_earlier,
 ) -> Comparison:
-    """Compare runs by recipe; if ``after`` is None or the same, compare groups of ``before`` that differ in ``vary``.
+    """Compare runs by recipe, or groups of ``before`` that differ in ``vary``.
 
-    ``earlier`` returns other repeats of a run, which show the spread if a row has one run on each side.
-    Raise UsageError for an unknown name in ``vary``, and for an empty ``vary`` if ``after`` is None or the same.
+    Raise UsageError for an unknown or missing ``vary``.
     """
     ended = (*before.runs, *(after.runs if after else ()))
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
@@ -242,13 +239,11 @@ def _disturbed(pair: Pair) -> Iterator[str]:
 
 
 def _other_window(pair: Pair) -> str | None:
-    """Return why a row is soft if the sides average different steps; all steady states are alike."""
     before, after = (sorted({str(kind_of_window(run)) for run in side.runs}) for side in (pair.before, pair.after))
     return None if before == after else f"window: {', '.join(before)} before, {', '.join(after)} after"
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:
-    """Return each side's work per step and GPU: tokens or, without any sequence length, sequences; None if unknown."""
     lengths = [side.get("layout.seq_len") for side in (before, after)]
     return _work(before, lengths == [None, None]), _work(after, lengths == [None, None])
 
@@ -272,7 +267,6 @@ def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | 
 
 
 def _means(group: MatchedRuns, scale: float) -> list[RunMean]:
-    """Return the runs' means times ``scale``: 1 for seconds per step, or 1 divided by the tokens per step and GPU."""
     means = []
     for run in group.runs:
         assert run.step_time_s

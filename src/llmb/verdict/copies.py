@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts a run once if there are copies of it: folders that were copied, moved or unpacked again, and their logs.
-
-A run is identified by the id in its record, which its copies keep, and by its step times, which no two runs share to
-the last digit. A log without a record is identified by its steps. If copies differ, none of them counts, and verdicts
-in favor of their recipe become inconclusive: the slow run may be the changed one.
-"""
+"""Counts a run once if there are copies, identified by id and step times; if copies differ, none counts."""
 
 import hashlib
 from collections import defaultdict
@@ -44,9 +39,7 @@ def digest_of(*facts: object) -> str:
 
 
 def once_in(*found: RunSet) -> tuple[RunSet, ...]:
-    """Return each selection with every run once. If copies of a run differ, one is kept as invalid, and all runs of
-    its recipe get a fault. If logs are selected, too, the logs in run folders are read, to find copies.
-    """
+    """Return each selection with every run once; if copies differ, one is invalid and its recipe's runs get a fault."""
     every = _known_as_one([run for one in found for run in one.runs])
     why_changed = _changed_copies(map(_place, every))
     doubtful: dict[tuple[object, ...], str] = {}
@@ -70,7 +63,6 @@ def _once(found: RunSet, why_changed: dict[str, str], doubtful: dict[tuple[objec
 
 
 def _in_doubt(run: AnalyzedRun, why_changed: dict[str, str], doubtful: dict[tuple[object, ...], str]) -> AnalyzedRun:
-    """Return the run, invalid if its copies differ, and with a fault if copies of any run of its recipe differ."""
     known = replace(run, faults={**run.faults, CHANGED_COPY: (why,)}) if (why := doubtful.get(_recipe(run))) else run
     return known.invalid(why) if (why := why_changed.get(run.counted_as)) else known
 
@@ -97,14 +89,12 @@ def _place(run: AnalyzedRun) -> Place:
 
 
 def _known_as_one(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the runs, with the same source for all copies of a run, even if the copies' records have different ids."""
     every = _with_owners(runs)
     originals = _originals(every)
     return [replace(run, source=originals[run.counted_as]) if run.counted_as in originals else run for run in every]
 
 
 def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
-    """Return, by the source of each copy, the source of the first run with equal step times."""
     holders: dict[tuple[int, float], str] = {}
     found: dict[str, str] = {}
     for run in runs:
@@ -120,7 +110,6 @@ def _originals(runs: Iterable[AnalyzedRun]) -> dict[str, str]:
 
 
 def _with_owners(runs: Sequence[AnalyzedRun]) -> list[AnalyzedRun]:
-    """Return the runs; a log that equals the log in a run's folder gets the source of that run."""
     folders = [run for run in runs if run.record]
     if not folders or len(folders) == len(runs):
         return list(runs)
@@ -135,7 +124,6 @@ def _log_digest(run: AnalyzedRun) -> str | None:
 
 
 def _by_source(places: Iterable[Place]) -> list[list[Place]]:
-    """Return the places of each run that was found several times, run folders before logs."""
     found: dict[str, dict[Path, Place]] = defaultdict(dict)
     for place in places:
         found[place.source][place.path] = place
@@ -145,7 +133,6 @@ def _by_source(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def _changed_copies(places: Iterable[Place]) -> dict[str, str]:
-    """Return, by source, why no copy of a run with differing copies counts. Logs are ignored if there is a folder."""
     found = {}
     for copies in _by_source(places):
         alike = [place for place in copies if place.is_log == copies[0].is_log]

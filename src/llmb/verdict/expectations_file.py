@@ -23,8 +23,7 @@ from llmb.runs.result import Interval, Reference
 from llmb.verdict.judgement import Tolerance, default_tolerance
 
 MOST_RATIO = 4.0
-"""Limit of the ratio between step times in FP8 and BF16, whose peaks differ by a factor of 2: a misplaced decimal point
-changes a time by a factor of 10."""
+"""Limit of the ratio of step times in FP8 and BF16, to find misplaced decimal points (a factor of 10)."""
 
 
 def _window(rule: str) -> str:
@@ -177,10 +176,7 @@ def read_expectations(path: Path) -> Expectations:
 
 
 def _too_fast(entries: Sequence[ExpectationEntry], catalogue: Catalogue) -> Iterator[str]:
-    """Yield a message for each entry with a full pretraining recipe and a step time that no GPU of its type can reach.
-
-    The FLOPs with causal attention are the fewest that any program needs, unless weights are frozen.
-    """
+    """The FLOPs with causal attention are the fewest that any program needs, unless weights are frozen."""
     for entry in entries:
         recipe, step_time_s = _recipe(entry.expected, catalogue), entry.expected.step_time_s
         if recipe is None or recipe.task != "pretrain" or recipe.peak_tflops is None:
@@ -212,7 +208,6 @@ def _recipe(expected: ExpectedStepTime, catalogue: Catalogue) -> Recipe | None:
 
 
 def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
-    """Yield a message for each FP8 entry ``MOST_RATIO`` or more times slower or faster than the same recipe in BF16."""
     bf16 = {key: entry for entry in entries if entry.expected.dtype == "bf16" and (key := _but_for_dtype(entry))}
     for entry in entries:
         key = _but_for_dtype(entry)
@@ -228,7 +223,6 @@ def _unlike_other_dtypes(entries: Sequence[ExpectationEntry]) -> Iterator[str]:
 
 
 def _but_for_dtype(entry: ExpectationEntry) -> tuple[tuple[str, str], ...] | None:
-    """Return the recipe without its dtype, as a key; None for CPUs, on which FP8 is emulated."""
     recipe = entry.expected.recipe()
     if recipe.get("gpu_type") == CPU:
         return None

@@ -52,7 +52,7 @@ class Cause(Record):
     """Percentage of the step time."""
     bound: Bound
     in_step: bool
-    """False if the cost is between steps, so that it lengthens the run but not the step time."""
+    """False if the cost is between steps, and not part of the step time."""
     evidence: tuple[str, ...]
     confirm: str
     """A command that confirms the cause, with advice."""
@@ -69,7 +69,7 @@ class UnknownCause(Record):
 
 
 class Explanation(Record):
-    """The causes of a run's step time: causes that may be behind others first, the rest by share, unknown ones last."""
+    """The causes of a run's step time: possible causes of others first, the rest by share, unknown ones last."""
 
     run: str
     """The run's folder, or its log."""
@@ -80,8 +80,7 @@ class Explanation(Record):
     gap_s: float | None
     """Seconds by which a step takes longer than the reference's; None if there is no reference."""
     unexplained_s: float | None
-    """Seconds of ``gap_s`` that no cause accounts for; None if there is no reference, or if they are below 1 % of a
-    step (``least_share_pct``)."""
+    """Seconds of ``gap_s`` without a cause; None without a reference, or below 1 % of a step (``least_share_pct``)."""
     causes: tuple[Cause, ...]
     not_known: tuple[UnknownCause, ...]
     predicted_s: dict[str, float] | None = None
@@ -133,7 +132,6 @@ def explain_evidence(run: Evidence, against: ReferenceEvidence | None, words: Wo
 
 
 def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, CauseShare | Missing]]:
-    """Yield causes that the run shows or cannot exclude, each without the share that the baseline also has."""
     for name, find in FINDERS.items():
         item = find(run)
         if item is None:
@@ -162,7 +160,6 @@ def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
 
 
 def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseShare]:
-    """Return the cost of a window that differs from the reference's, from the run's own steps in both windows."""
     if against.window_mean_s is None:
         return {}
     mean_s, window = against.window_mean_s, against.reference.window
@@ -174,7 +171,6 @@ def _window(run: Evidence, against: ReferenceEvidence) -> dict[CauseName, CauseS
 def _differing(
     differing: tuple[Condition, ...], found: Mapping[CauseName, CauseShare], rest_s: float
 ) -> dict[CauseName, CauseShare]:
-    """Attribute the rest of the gap to differences: all to the only cause, or at most all to each of several causes."""
     rules = cause_rules()
     by_rule: dict[CauseName, list[Condition]] = {}
     for item in differing:
@@ -198,7 +194,6 @@ def _differing(
 
 
 def _suspected(differing: Mapping[CauseName, CauseShare]) -> dict[CauseName, CauseShare]:
-    """Return ``differing``, with an unknown share instead of 0 for ``first`` causes, which may be behind others."""
     return {
         name: replace(item, share_s=item.share_s or None) if cause_rules().rule(name).first else item
         for name, item in differing.items()
@@ -236,7 +231,6 @@ def _command(rule: CauseRule, words: Words) -> str:
 
 
 def _order(cause: Cause) -> tuple[bool, float, int]:
-    """Return a sort key: ``first`` causes lead; others follow by share; equal causes are in the data file's order."""
     names = [rule.name for rule in cause_rules().causes]
     first = cause_rules().rule(cause.name).first
     share_s = -1.0 if first or cause.share_s is None else cause.share_s
@@ -260,10 +254,9 @@ def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
-    """Explain why ``run`` is slow compared with ``against``, or else with the reference of ``verdict`` or, if that is
-    None, of its own verdict.
+    """Explain why ``run`` is slower than its reference; None without a step time.
 
-    Return None for a run without a step time. Raise BrokenRecord or OSError if the steps of a run cannot be read.
+    Raise BrokenRecord or OSError for unreadable steps.
     """
     if run.step_time_s is None:
         return None
@@ -337,9 +330,6 @@ def node_of_ranks(environment: Environment) -> dict[int, str]:
 
 
 def _throttled(environment: Environment, result: Result | None) -> tuple[Throttle, ...] | None:
-    """Return throttled GPUs, by the samples of the window or, if there are none, by the driver's counters before the
-    first step and after the last, or by its reasons after the last. Return None if there are none of these.
-    """
     gpus = (result.resources.gpus if result and result.resources else None) or ()
     sampled = [gpu for gpu in gpus if gpu.throttled is not None]
     if sampled:
@@ -369,7 +359,6 @@ def _sampled_throttles(gpu: GpuUse, max_clock_mhz: float | None) -> Iterator[Thr
 
 
 def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceEvidence | None:
-    """Return the baseline with its time scaled to the run's sequences per GPU; None if it has no step time."""
     if against.step_time_s is None:
         return None
     own, other = _sequences(run.recipe), _sequences(against.recipe)

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference in step time between two groups of runs. The unit is the run: its steps do not predict the next run.
-
-Logarithms of run means are compared by their medians, so that one bad run among several does not decide. The interval
-is Student's t: with a common spread for groups of equal size, with both spreads (Welch) for groups of different size,
-and with the spread of the larger group for a single run. For two single runs, the spread of repeats is that of other
-runs. Without other runs, ``ASSUMED_SPREAD_PCT`` is added to the uncertainty of their steps; the verdict is soft.
-"""
+"""The difference in step time between groups of runs: medians of logarithms, with intervals by Student's t or Welch."""
 
 import math
 from collections.abc import Sequence
@@ -30,10 +24,7 @@ class RunMean:
 
 
 def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | None:
-    """Describe nodes that may explain a difference: nodes that only one group used, and nodes with unusual runs.
-
-    Return None if both groups used the same nodes and none had an effect, or if the nodes of a run are unknown.
-    """
+    """Describe nodes that may explain a difference; None if there are none, or if a run's nodes are unknown."""
     runs = (*before, *after)
     if not all(run.nodes for run in runs):
         return None
@@ -53,7 +44,6 @@ def node_effect(before: Sequence[RunMean], after: Sequence[RunMean]) -> str | No
 
 
 def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str]:
-    """Describe nodes on which runs differ from the other runs of their group by more than chance explains."""
     from scipy.special import stdtr
 
     runs = (*before, *after)
@@ -76,7 +66,6 @@ def _slow_nodes(before: Sequence[RunMean], after: Sequence[RunMean]) -> list[str
 
 
 def _common_effect(strata: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, int]:
-    """Return the weighted mean difference between each stratum's lists, its standard error and degrees of freedom."""
     cells = [cell for stratum in strata for cell in stratum]
     freedom = sum(len(cell) - 1 for cell in cells)
     if freedom < 1:
@@ -92,15 +81,13 @@ DecisionName = Literal["pass", "regressed", "improved", "inconclusive"]
 MOST_MORE_RUNS = 40
 MOST_DIGITS = 4
 POWER = 0.8
-"""Probability that the smallest visible change shows, and that the suggested number of runs settles a verdict, if the
-estimates are right."""
+"""Probability that the smallest visible change shows, and that the suggested number of runs settles a verdict."""
 REPEATS = 3
 """Suggested number of runs per group if the spread between runs is unknown."""
 FEWEST_EARLIER = 3
 """Minimum number of runs to estimate the spread between repeats from."""
 ASSUMED_SPREAD_PCT = 1.0
-"""Assumed standard deviation between repeats if it is unknown: chips of one type, or one chip at different
-temperatures, differ by as much."""
+"""Assumed standard deviation between repeats: chips, or one chip at different temperatures, differ by as much."""
 NORMAL_QUANTILE = 1.959963984540054
 SPREAD_POWER = 0.9
 """Probability that ``_spread_seen`` bounds the observed spread: half of the error of ``POWER`` is left for it."""
@@ -128,8 +115,7 @@ class GroupDifference:
     delta_pct: float
     """``after_s`` relative to ``before_s``; above 0 is slower."""
     ci95_pct: tuple[float, float] | None
-    """95 % confidence interval; None if some, but not all, runs have a single step, or if both of two runs do and there
-    are no ``earlier_runs``."""
+    """95 % confidence interval; None if runs of a single step prevent one."""
     smallest_visible_change_pct: float | None
     """The smallest slowdown that these runs would have shown with probability ``POWER``; None without ``ci95_pct``."""
     noise_pct: float | None
@@ -144,7 +130,7 @@ class GroupDifference:
 class Decision:
     verdict: DecisionName
     more_runs: int | None
-    """Number of runs to add, first to the smaller group; None for a clear verdict, or if runs cannot settle it."""
+    """Number of runs to add, first to the smaller group; None if clear, or if runs cannot settle it."""
     reason: str | None
 
 
@@ -176,8 +162,9 @@ def run_spread(means_s: Sequence[float]) -> RunSpread | None:
 def group_difference(
     before: Sequence[RunMean], after: Sequence[RunMean], known: RunSpread | None = None
 ) -> GroupDifference:
-    """Return the difference of two groups; ``known``, the spread of repeats, is used if each has a single run. Raise
-    ValueError for an empty group, or for a mean that is not a finite number above 0.
+    """Return the difference of two groups; ``known`` is for single runs.
+
+    Raise ValueError unless there are positive finite means.
     """
     if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after)):
         raise ValueError("both groups need runs, with finite step times above 0")
@@ -205,9 +192,8 @@ def group_difference(
 
 
 def smallest_change(half_width: float) -> float:
-    """Return the smallest change that an interval of ``half_width`` would have shown with probability ``POWER``.
-
-    The quantiles are normal. Their ratio is slightly larger than for Student's t, so this is a slight overestimate.
+    """Return the smallest change that would have shown with probability ``POWER``; normal quantiles overestimate it
+    slightly.
     """
     return half_width * (1 + POWER_QUANTILE / NORMAL_QUANTILE)
 
@@ -215,10 +201,7 @@ def smallest_change(half_width: float) -> float:
 def clear_decision(
     delta_pct: float, ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float
 ) -> DecisionName | None:
-    """Return the verdict if it is clear, else None. ``regressed`` and ``improved`` require a difference above the
-    tolerance and an interval that excludes 0. ``pass`` requires an interval that does not exceed the tolerance, and
-    that excludes 0 or would have shown a change as large as the tolerance. Fewer than 5 % of equal groups are called
-    different."""
+    """Return the verdict if it is clear, else None; fewer than 5 % of equal groups are called different."""
     low, high = ci95_pct
     if low > 0 and delta_pct > tolerance_pct:
         return "regressed"
@@ -229,8 +212,7 @@ def clear_decision(
 
 
 def unseen(ci95_pct: tuple[float, float], smallest_visible_change_pct: float, tolerance_pct: float) -> str | None:
-    """Return why an interval around 0 proves little: a change as large as the tolerance would not have shown. Return
-    None if it would have, or if the interval excludes 0 or exceeds the tolerance."""
+    """Return why an interval around 0 proves little: a change of the tolerance would not show; else None."""
     low, high = ci95_pct
     if not low <= 0 <= high <= tolerance_pct < smallest_visible_change_pct:
         return None
@@ -268,8 +250,9 @@ def spread_note(difference: GroupDifference) -> str | None:
 
 
 def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
-    """Return how many additional runs should settle the verdict with probability ``POWER``; None if more than
-    ``MOST_MORE_RUNS``. If the noise is unknown, return the number that completes two groups of ``REPEATS`` runs."""
+    """Return how many more runs should settle the verdict with probability ``POWER``; None if more than
+    ``MOST_MORE_RUNS``.
+    """
     if difference.noise_pct is None:
         return 2 * (REPEATS - 1)
     delta, tolerance = math.log1p(difference.delta_pct / 100), math.log1p(tolerance_pct / 100)
@@ -286,7 +269,6 @@ def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
 
 
 def _spread_seen(freedom: int) -> float:
-    """Return an upper bound on the ratio of observed to true spread, which holds with probability ``SPREAD_POWER``."""
     from scipy.special import chdtri
 
     return math.sqrt(float(chdtri(freedom, 1 - SPREAD_POWER)) / freedom)
@@ -297,7 +279,6 @@ def _precision_of(spread: float, sizes: Sequence[int]) -> _Precision:
 
 
 def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | None:
-    """Return the precision of the difference of two groups; None for two single values."""
     freedoms = [len(group) - 1 for group in (before, after)]
     if not sum(freedoms):
         return None
@@ -312,15 +293,11 @@ def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | 
 
 
 def _variance_of_median(count: int) -> float:
-    """Return the variance of the median of ``count`` standard normal values: within 2 % for odd counts, up to 22 % too
-    high for even counts.
-
-    The overestimate lowers the rate of false alarms: to 4.2 % for two groups of two."""
+    """Within 2 % for odd counts, up to 22 % too high for even ones, which avoids false alarms."""
     return math.pi / (2 * count + math.pi - 2)
 
 
 def _half_width_alone(before: RunMean, after: RunMean) -> float | None:
-    """Return half the width of the interval of the log ratio of two runs; None if a run has no interval."""
     widths = [(run.ci95_s[1] - run.ci95_s[0]) / (2 * run.mean_s) for run in (before, after) if run.ci95_s is not None]
     between = NORMAL_QUANTILE * math.sqrt(2) * math.log1p(ASSUMED_SPREAD_PCT / 100)
     return math.hypot(*widths, between) if len(widths) == 2 else None

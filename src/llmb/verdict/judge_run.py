@@ -36,7 +36,7 @@ from llmb.verdict.published_verdict import documented_steps, published_verdict, 
 NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 LEAST_EARLIER = 2
 MOST_EARLIER = 10
-"""Maximum number of earlier runs: older ones probably used other software, which would widen the spread."""
+"""Maximum number of earlier runs; older ones probably used other software."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def is_pretended(run: AnalyzedRun) -> bool:
 
 
 def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
-    """Judge runs of a single pretended rank as 'not comparable', because references are runs of all ranks."""
+    """Judge runs of a single pretended rank as 'not comparable'."""
     why = flaw_of(repeats[0])
     assert why, "a rank alone measures no step of all"
     return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why))
 
 
 def judge_alone(run: AnalyzedRun, tolerance: Tolerance | None, earlier: Earlier) -> list[Judged]:
-    """Judge ``run`` by the published figure or, if it has a record but no figure, by earlier repeats on its nodes."""
+    """Judge ``run`` by the published figure or, if it has a record but no figure, by earlier repeats."""
     judged = judge_published(run, tolerance)
     if judged.verdict.verdict != "not comparable" or judged.verdict.reference or run.record is None:
         return [judged]
@@ -103,7 +103,6 @@ def _verdict(run: AnalyzedRun, found: Verdict | Missing) -> Verdict:
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
-    """Judge a log by the published figure of its recipe, or of its model if the catalogue has no such recipe."""
     catalogue = Catalogue()
     known = as_catalogued(run.configuration, catalogue)
     recipe = find_recipe(known, catalogue)
@@ -121,7 +120,6 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None) -> Judged:
 
 
 def _logged_conditions(run: AnalyzedRun, recipe: Recipe) -> Values:
-    """Return the conditions of a log; if it is of the document's release, with the document's program and steps."""
     stated, document = stated_conditions(run), recipe.document
     if document is None or run.configuration.get("release") != document.release:
         return stated
@@ -147,7 +145,7 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
-    """Judge a run by the matching entry of the user's file; a run without an entry is not comparable or invalid."""
+    """Judge a run by the matching entry of the user's file; without one, it is not comparable or invalid."""
     stated = stated_conditions(run)
     entry = expectations.entry_for(stated)
     if isinstance(entry, Missing):
@@ -167,10 +165,7 @@ def judge_against(
     tolerance: Tolerance | None = None,
     earlier: Earlier = no_earlier,
 ) -> list[Judged]:
-    """Judge each group of repeats against the most similar runs of ``baseline``.
-
-    ``source`` is the name of the baseline. All runs of ``baseline`` must be measurements.
-    """
+    """Judge each group of repeats against the most similar runs of ``baseline``, which must be measurements."""
     groups = grouped(baseline)
     return [_against_nearest(repeats, groups, source, tolerance, earlier) for repeats in grouped(runs)]
 
@@ -232,10 +227,6 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
 
 
 def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
-    """Judge the group of repeats that is most similar to the published run, the latest of equally similar groups.
-
-    If no run of the recipe is a measurement, judge the last run.
-    """
     title = f"{recipe.name} on {recipe.scale} x {wanted.gpu_type}"
     used = [run for run in runs if flaw_of(run) is None] or runs[-1:]
     if not used:
@@ -282,10 +273,9 @@ HEADER = """\
 
 
 def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
-    """Write a new file with an entry for each group of repeats without flaws, and return the number of entries.
+    """Write a new file with an entry per group of repeats; return their number.
 
-    Raise UsageError if the file exists, if no run is a measurement, or if the recipe of a run is unknown. Raise
-    EnvironmentProblem if the file cannot be written.
+    Raise UsageError or EnvironmentProblem.
     """
     if path.exists():
         raise UsageError("the file already exists", where=str(path), do="pass another file, or remove this one")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on runs, by a single step time or by other runs; their tolerances, the effect of differing conditions, and
-their one-line summaries. Pure except for reading data files."""
+"""Verdicts on runs, by a single step time or by other runs, with tolerances and one-line summaries."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -127,7 +126,6 @@ def _parts(verdict: Verdict) -> Iterator[str]:
 
 
 def _digits(limit: float | None, *values: float) -> int:
-    """Return the fewest decimals, up to ``MOST_DIGITS``, with which no value equals the tolerance after rounding."""
     if limit is None:
         return 1
     near = [abs(value) for value in values if abs(abs(value) - limit) > 10**-MOST_DIGITS]
@@ -136,7 +134,6 @@ def _digits(limit: float | None, *values: float) -> int:
 
 
 def _difference(verdict: Verdict, kind: ReferenceKind, digits: int = 1) -> str:
-    """Format the difference, such as ``5.2 % slower than published (4.9 to 5.5 %)``."""
     delta = verdict.delta_pct
     assert delta is not None, "a verdict on a difference has one"
     runs = verdict.reference.runs if verdict.reference else None
@@ -172,7 +169,6 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
 
 
 def _unseen(verdict: Verdict) -> str:
-    """Return the part of the reason that ``_shown`` expresses at the end of the sentence; empty if there is none."""
     interval, smallest, limit = verdict.ci95_pct, verdict.smallest_visible_change_pct, verdict.tolerance_pct
     if interval is None or smallest is None or limit is None:
         return ""
@@ -204,7 +200,6 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
 
 
 def _spoiled(title: str, condition: Condition, reference: str) -> str:
-    """Describe the run's fault or, if it has none, the reference's; the table of conditions has all texts."""
     if not condition.own:
         return f"{title} {reference}: {_of_one(condition.reference or '')}"
     both = f" and {reference}" if condition.reference else ""
@@ -217,7 +212,6 @@ def _of_one(text: str) -> str:
 
 
 def _statistic(steps: str) -> str:
-    """Name the statistic of a window: a single step for ``last`` or ``49``, a mean for ``35-44``."""
     if steps == "last":
         return "the last step's"
     return f"step {steps}'s" if steps.isdecimal() else f"the mean of {steps}"
@@ -279,10 +273,7 @@ def stated_conditions(run: AnalyzedRun) -> dict[str, str]:
 
 
 def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
-    """Return the statistics of one run's steps, or of the means of several runs; None if no run has statistics.
-
-    Flawed runs count only if all runs are flawed.
-    """
+    """Return the statistics of one run's steps, or of the means of several runs; None if none has statistics."""
     counted = [run for run in runs if flaw_of(run) is None] or runs
     known = [run.step_time_s for run in counted if run.step_time_s]
     if len(known) == 1:
@@ -291,8 +282,10 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
 
 
 def describe_runs(means_s: Sequence[float]) -> Statistics:
-    """Return statistics of run means with Student's t interval. Raise ValueError if there are none, or if one is not
-    finite."""
+    """Return statistics of run means with Student's t interval.
+
+    Raise ValueError for none, or one that is not finite.
+    """
     found = describe(means_s)
     if found.std is None:
         return found
@@ -314,7 +307,6 @@ def judge_against_figure(
 def _finding_against_figure(
     times: Statistics | None, flaw: str | None, reference: Reference, tolerance: Tolerance, *, alike: bool
 ) -> Verdict:
-    """Return the verdict regardless of conditions. ``alike`` is True for a published reference with the same window."""
     if times is None:
         return Verdict(verdict="invalid", soft=False, reason=flaw)
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
@@ -338,10 +330,9 @@ def _said(found: Verdict) -> str | None:
 def single_difference(
     statistics: Statistics, reference_s: float, reference_ci95: tuple[float, float] | None = None
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return the difference of the run's mean from ``reference_s`` in percent, above 0 if slower, and the 95 % interval
-    of the difference.
-
-    The interval is None for a run with a single step. Raise ValueError if the reference is not above 0."""
+    """Return the mean's difference from ``reference_s`` in percent (above 0: slower) and its 95 % interval, None for
+    one step.
+    """
     if not reference_s > 0:
         raise ValueError("the reference step time has to be above 0")
     ratio = statistics.mean / reference_s
@@ -353,7 +344,6 @@ def single_difference(
 
 
 def _allowed(interval: Interval, values: int = 1) -> Interval:
-    """Widen a difference's interval by the assumed spread of repeats; ``values`` is the number of sides that vary."""
     low, high = interval
     half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT * math.sqrt(values))
     return (low + high) / 2 - half, (low + high) / 2 + half
@@ -381,10 +371,8 @@ def judge_against_runs(
     tolerance: Tolerance | None = None,
     known: RunSpread | None = None,
 ) -> Verdict:
-    """Judge whether the repeats ``runs`` are as fast as the runs of ``baseline``, which must not be empty.
-
-    ``reference`` describes the baseline. The default tolerance depends on whether both sides used the same nodes.
-    ``known`` is the spread of other repeats, used if each side has a single run.
+    """Judge whether ``runs`` are as fast as ``baseline``, which must not be empty; ``known`` is the spread of other
+    repeats.
     """
     valid = [run for run in runs if flaw_of(run) is None]
     counted = valid or runs

@@ -59,7 +59,7 @@ class Varied:
         return any(fnmatchcase(key, pattern) for pattern in self.patterns)
 
     def place(self, configuration: dict[str, Value]) -> tuple[object, ...]:
-        """Return a key to sort the groups of one selection by; the first group is compared with each of the others."""
+        """Return a key to sort groups by; the first group is compared with each of the others."""
         keys = sorted((key for key in configuration if key in self), key=lambda key: (key != self.first, key))
         return tuple(_place(configuration[key], self.order) for key in keys)
 
@@ -100,7 +100,7 @@ def _place(value: Value, order: tuple[str, ...]) -> tuple[int, int, float, str]:
 ARROW = " -> "
 MODEL = ("workload", "size")
 MODEL_NAME = "model name"
-"""The key of the model's name, which shows whether the model is a proxy."""
+"""The key of the model's name."""
 NAMED = ("workload", "size", "dtype")
 TITLE_KEYS = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
 """Keys to try first to distinguish rows with equal titles."""
@@ -142,8 +142,7 @@ def groups_of(runs: Iterable[AnalyzedRun]) -> list[MatchedRuns]:
 
 
 def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied) -> Matches:
-    """Pair each group of ``before`` with each of ``after`` that is equal except for keys that may vary. Groups without
-    records are also paired by their known configuration, if it agrees with only one other group."""
+    """Pair groups of ``before`` and ``after`` that are equal except for keys that may vary."""
     pairs = [
         Pair(one, other)
         for one in before
@@ -184,7 +183,6 @@ def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
 def _by_what_logs_tell(
     before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied, known: Sequence[Pair]
 ) -> list[Pair]:
-    """Pair groups that agree with each other and with no third group, and at least one of which has no records."""
     found = []
     for one in before:
         fitting = [other for other in after if _agrees(one, other, varied)]
@@ -231,7 +229,6 @@ def group_title(group: MatchedRuns) -> str:
 
 
 def _title(values: Mapping[str, str]) -> str:
-    """Return the recipe as a title; if it is unknown, the name of the experiment or all known values."""
     if not all(key in values for key in NAMED):
         told = (f"{key} {value}" for key, value in values.items() if key != ARGUMENTS)
         return values.get("experiment") or ", ".join(told) or "unknown"

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups runs by recipe, and compares the scaling of a recipe with the published figures at every scale.
-
-Efficiency is the throughput of a GPU relative to that at the smallest scale. Scaling is weak if the global
-batch size grows in proportion to the number of GPUs, and strong if it stays the same.
-"""
+"""Groups runs by recipe, and compares scaling with published figures; efficiency is relative to the smallest scale."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -195,7 +191,6 @@ def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    """Return the rows with measured and published efficiencies, relative to the fastest row at the smallest scale."""
     measured = [_per_gpu(row, row.step_time_s) for row in rows]
     published = [_per_gpu(row, row.published.step_time_s if row.published else None) for row in rows]
     own_base, published_base = _base(rows, measured), _base(rows, published)

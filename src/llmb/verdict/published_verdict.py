@@ -33,7 +33,7 @@ DEVICE = "hardware.device"
 
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
-    """Return the result of a run with its verdict by the published figure, or with the reason why there is none."""
+    """Return a run's result with its verdict by the published figure, or the reason why there is none."""
     run = AnalyzedRun(
         id=record.id,
         path=Path(),
@@ -52,10 +52,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
 def published_verdict(
     repeats: Sequence[AnalyzedRun], record: RunRecord, tolerance: Tolerance | None = None
 ) -> Verdict | Missing:
-    """Judge repeats by the published figure of the recipe in ``record``, the record of the last repeat.
-
-    Conditions are compared in the terms of the reference documents.
-    """
+    """Judge repeats by the published figure of the recipe in ``record``, that of the last repeat, if any."""
     plan, window = record.plan, repeats[-1].window or record.plan.window
     steps = documented_steps(plan.recipe, window) if plan.documented_software else steps_text(window)
     own = condition_values({**_documented(repeats[-1], record), "window": steps})
@@ -150,7 +147,6 @@ def documented_steps(recipe: Recipe, window: Window) -> str:
 
 
 def _interval(figure: Expectation, window: Window | None) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of a published mean; None unless deviation and several steps are known."""
     if figure.step_time_std_s is None or window is None or window.first == window.last:
         return None
     half = NORMAL_QUANTILE * figure.step_time_std_s / math.sqrt(window.last - window.first)
@@ -158,7 +154,6 @@ def _interval(figure: Expectation, window: Window | None) -> tuple[float, float]
 
 
 def _documented(run: AnalyzedRun, record: RunRecord) -> dict[str, Value]:
-    """Return the conditions of a run except its window, in the terms of the reference documents."""
     plan, vboost = record.plan, record.vboost
     engine = isinstance(plan, EnginePlan) and record.program == ENGINE and plan
     return {
@@ -202,7 +197,6 @@ def _vboost_text(vboost: VboostOutcome) -> str:
 
 
 def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:
-    """Return the published conditions of a figure; ``device`` is the name of the run's GPU, None if unknown."""
     document, layout = recipe.document, recipe.layout
     squad = document and document.data == "squad"
     return {
@@ -224,7 +218,6 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
-    """Return the GPU's name in figures of ``gpu_type``: ``device`` if of this type, else the catalogue's, if any."""
     gpu = Catalogue().gpus.get(gpu_type)
     if gpu is None:
         return None

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the configuration of a run that has no record, from the beginning of its log and from the log's path.
-
-Most keys are those of a run's identity, such as ``workload``, ``gpu_type`` and ``layout.tp``; ``release`` is a release
-of the reference suite.
+"""Reads the configuration of a run without a record from its log's beginning and path; ``release`` is the reference
+suite's.
 """
 
 import hashlib
@@ -69,7 +67,7 @@ _RESULTS = re.compile(
 )
 """The path of a log of releases up to 25.03: ``results/24.11/bf16/405b/576/log-nemo_llama3.1_405b_576_933609.out``."""
 _BARE = re.compile(r"_(?:bf16|fp8)_\d{1,6}(?=_(?:nsys|nccltrace)(?:_|\.|$)|_\d+(?:_\d+)?(?:\.|$)|\.|$)")
-"""The end of a name in release 25.04: a number of GPUs, but no layout. Later names have ``gpus`` or ``nodes``."""
+"""The end of a name in release 25.04, which has a number of GPUs but no layout."""
 BARE_RELEASE = "25.04"
 _FACT = re.compile(rb"(?<![\w/.-])([A-Za-z_]\w{1,40})\"? ?(?:[:=]|\.{2,60}) ?\"?([\w.+-]{1,60})(?=[\s,|}\")]|\Z)")
 """An argument of any program, as printed before the first step."""
@@ -86,10 +84,8 @@ INFERRED_RELEASE = "release.inferred"
 
 
 def configuration_of(head: bytes, path: Path | None, first_step: int = -1) -> dict[str, Value]:
-    """Return the configuration of a run whose log begins with ``head``; the path only adds values that ``head`` lacks.
-
-    ``first_step`` is the position of the first step line in ``head``, or -1. If the workload is unknown but ``head``
-    has sizes of the layout, a digest of the arguments before the first step is added.
+    """Return the configuration of a run whose log begins with ``head``; ``first_step`` is its first step line's
+    position, or -1.
     """
     header = head[:first_step] if first_step >= 0 else head
     from_head = _from_head(head) | (sizes_in(header) or sizes_in(head))
@@ -128,8 +124,6 @@ def _from_head(head: bytes) -> dict[str, Value]:
 
 
 def _gpu_type(gpu: "re.Match[bytes]", head: bytes) -> str | None:
-    """Return the catalogue's type of a GPU, or the GPU's name if the catalogue lacks its variant; None if the name does
-    not show which variant of a chip in the catalogue it is."""
     gpus, name, chip = _gpus(), gpu[0].decode(), gpu["chip"].decode()
     name += MIG.rstrip() if _SLICES.search(head) else ""
     is_bare = name.endswith(f" {chip}") and chip.lower() in gpus
@@ -145,9 +139,6 @@ def _gpus() -> "Mapping[str, Gpu]":
 
 @lru_cache(maxsize=1)
 def _from_path(path: Path) -> Mapping[str, Value]:
-    """Parse a path in the reference suite's ``results`` folder or, for any other path, the experiment's name in the
-    name of the file or of one of the three folders above it. ``path`` is absolute.
-    """
     if "/results/" in (text := str(path)) and (match := _RESULTS.search(text)):
         groups = match.groupdict()
         values: dict[str, Value] = {key: groups[key] for key in ("size", "dtype", "release")}
@@ -159,9 +150,7 @@ def _from_path(path: Path) -> Mapping[str, Value]:
 
 
 def document_of_log(path: Path) -> "Document | None":
-    """Return the reference document that a log's path identifies, or None. Names since release 25.05 do not contain the
-    release: they identify a document only if it is the only match.
-    """
+    """Return the reference document that a log's path identifies; None if none or several match."""
     values = _from_path(path.absolute())
     return _document(f"{values['workload']}_{values['size']}", str(values.get("release", ""))) if values else None
 

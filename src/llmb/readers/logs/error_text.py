@@ -31,10 +31,9 @@ _FAILURES = tuple(
         ((b"Traceback (most recent",), rb"Traceback \(most recent[^\r\n]*"),  # of an exception with another name
     )
 )
-"""Signs and a pattern for each kind of failure: wherever the pattern matches, one of the signs occurs, which is found
-ten times faster. The first failure of a kind causes the later ones; a kind precedes the kinds that it may cause."""
+"""Signs and a pattern for each kind of failure, causes first; a sign occurs wherever the pattern matches."""
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
-"""Slurm's message when it ends a job, such as at the time limit; the processes that it kills then raise exceptions."""
+"""Slurm's message when it ends a job, whose processes then raise exceptions."""
 _TIME_LIMIT = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO TIME LIMIT")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
@@ -117,8 +116,7 @@ _SIGNS: tuple[tuple[Slowed, tuple[bytes, ...], "re.Pattern[bytes]", str], ...] =
     ),
     ("traced", (b": opCount ",), re.compile(rb"NCCL INFO \w{1,30}: opCount "), "NCCL logged every collective"),
 )
-"""For each cause of a slowdown: strings, one of which occurs wherever the pattern matches (they are found ten times
-faster), the pattern, and a description of the evidence."""
+"""For each cause of a slowdown: strings (one occurs in every match), a pattern, and a description of the evidence."""
 
 
 def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:

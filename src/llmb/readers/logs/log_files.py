@@ -68,8 +68,7 @@ class LogFiles:
 
 
 def find_logs(root: Path) -> LogFiles:
-    """Find the ``*.out`` and ``*.out.gz`` files below ``root``, without hidden ones; if ``root`` is a file, return it,
-    whatever its name. Raise UsageError if there are none, or if ``root`` does not exist or is of another type."""
+    """Find the logs below ``root``, or ``root`` itself if it is a file. Raise UsageError if there is none."""
     check_reachable(root)
     if root.is_file():
         return LogFiles((root,), root.stat().st_size, ())
@@ -120,8 +119,10 @@ def _size(path: Path) -> int:
 
 
 def _walk(root: Path, refused: list[ParsedFile]) -> list[str]:
-    """Return the paths of logs below ``root``, and add unreadable folders to ``refused``. Hidden names are skipped:
-    they may be incomplete copies. ``Path`` objects or ``os.walk`` would take twice as long."""
+    """Return the paths of logs below ``root``; hidden ones may be incomplete copies.
+
+    ``os.walk`` would take twice as long.
+    """
     paths, folders = [], [str(root)]
     while folders:
         folder = folders.pop()
@@ -145,8 +146,6 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield each file once, whatever the number of its hard links, sorted by path, with its ``lstat`` result, or None
-    if ``lstat`` fails."""
     inodes: set[tuple[int, int]] = set()
     for name in sorted(names, key=lambda name: name.split("/")):
         try:
@@ -162,7 +161,6 @@ def _once(names: Iterable[str]) -> Iterator[tuple[str, os.stat_result | None]]:
 
 
 def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutcome:
-    """Return a file's size, or its outcome if its name or type excludes it; ``status`` may describe a link."""
     name = path.name
     for pattern, kind, reason in _NAMES:
         if pattern.search(name):
@@ -179,7 +177,7 @@ def _size_or_refusal(path: Path, status: os.stat_result | None) -> int | LogOutc
 
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
-    """Parse a log. With the default rule, the log of a reference recipe is read with its document's window."""
+    """Parse a log; the default rule uses the window of a reference recipe's document."""
     document = document_of_log(path) if rule == DEFAULT_RULE else None
     documented = document.window if document else None
     try:
@@ -235,7 +233,6 @@ def _read_in_pool(paths: Sequence[Path], read: "partial[list[Content]]", workers
 
 
 def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
-    """Return batches of similar total size: each takes every n-th file of a list that is sorted by size."""
     count = max(_BATCHES_PER_WORKER * workers, math.ceil(len(paths) / _BATCH_FILES))
     return [paths[i::count] for i in range(min(count, len(paths)))]
 
@@ -251,8 +248,7 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator[list[Future[Answer]]]:
-    """Start picklable tasks; yield their futures in order. A future raises BrokenProcessPool if a worker was killed.
-    An interrupt, or closing the generator that waits for the tasks, ends all workers."""
+    """Start picklable tasks, and yield their futures in order; they raise BrokenProcessPool if a worker is killed."""
     with _without_foreign_code():  # creating the pool starts a process that tracks its resources
         pool = ProcessPoolExecutor(workers, _CONTEXT, initializer=_begin_worker)
     try:
@@ -269,8 +265,9 @@ def start_tasks(tasks: Sequence[Callable[[], Answer]], workers: int) -> Iterator
 
 @contextmanager
 def _without_foreign_code() -> Iterator[None]:
-    """Prevent workers from importing modules of the working folder, such as a ``types.py``, which ``python -c`` finds
-    first, and from running the main script again."""
+    """Prevent workers from importing modules of the working folder, such as ``types.py``, and rerunning the main
+    script.
+    """
     main, safe_path = sys.modules["__main__"], os.environ.get(_SAFE_PATH)
     sys.modules["__main__"], os.environ[_SAFE_PATH] = ModuleType("__main__"), "1"
     try:
@@ -284,7 +281,6 @@ def _without_foreign_code() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Make a worker end quietly on an interrupt, and when its parent process is killed."""
     Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the steps of a log and keeps the latest attempt: its window, its start and end, and the work that its lines
-report (batch size, samples, tokens and rate)."""
+"""Follows the steps of a log and keeps the latest attempt, with its window and the work that lines report."""
 
 import math
 from array import array
@@ -20,7 +19,7 @@ from llmb.readers.logs.step_line import StepLine
 
 GBS, SEQ_LEN, GPUS = "layout.gbs", "layout.seq_len", "layout.gpus"
 MOST_APART = 1.1
-"""Maximum ratio of two numbers of tokens that count as equal; one is a rounded rate times a rounded time."""
+"""Maximum ratio of two numbers of tokens that count as equal."""
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class PrintedWork:
     before: tuple[int, int] | None = None
     """A step, and the number of samples consumed by the end of that step."""
     work: tuple[float, float] | None = None
-    """The smallest and the largest number of tokens per GPU in a step, each the product of its rate and time."""
+    """The smallest and the largest number of tokens per GPU in a step, by its rate and time."""
     tokens: Counter[int] = field(default_factory=Counter)
     """The number of steps by their number of tokens, without padding."""
 
@@ -99,8 +98,6 @@ class PrintedWork:
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:
-        """Describe a step with a different number of tokens than most steps; None if there is none, or if there is no
-        usual number because steps are padded."""
         if not self.tokens:
             return None
         usual, count = self.tokens.most_common(1)[0]
@@ -140,9 +137,9 @@ def _floats() -> "array[float]":
 
 @dataclass(slots=True)
 class LoggedAttempt:
-    """The latest attempt so far. Steps are numbered as in the log.
+    """The latest attempt so far.
 
-    The columns hold its steps in the window, in order; ``tflops_per_gpu`` is nan if it was not logged.
+    Columns hold its steps in the window, in order; unlogged ``tflops_per_gpu`` are nan.
     """
 
     rule: str
@@ -157,14 +154,13 @@ class LoggedAttempt:
     continued: bool = False
     """True if the run loaded a checkpoint before its first step, whose number may then not be ``first_number``."""
     number: int = 0
-    """Number of the attempt, from 1. A lower step number than before, or a line with ``after``, begins another one."""
+    """Number of the attempt, from 1; 0 before the first step."""
     last: int | None = None
     """Number of the run's last step, as declared by the latest line; None before the first step."""
     window: Window | None = None
     """The steps to measure; None before the first step, and if the rule does not fit the run."""
     window_last: int | None = None
-    """Number of the last step for which the window was resolved: ``foreseen_last`` or, if that is None, the number
-    declared by the attempt's first line."""
+    """Number of the last step for which ``window`` was resolved."""
     first_step: int = 0
     """Number of the run's first step."""
     steps: int = 0
@@ -185,17 +181,16 @@ class LoggedAttempt:
     work: PrintedWork = field(default_factory=PrintedWork)
     """The work of a step according to the lines of the window."""
     profiled: tuple[int, int] | None = None
-    """The first and the last step in which a profiler started or ended, and which therefore have no time."""
+    """The first and the last step in which a profiler started or ended."""
     untimed: set[int] = field(default_factory=set)
-    """Numbers of steps in the window without a time, because a profiler started or ended in them."""
+    """Numbers of steps in the window without a time, because of a profiler."""
     step: "array[int]" = field(default_factory=_integers)
     laps: list[Lap] = field(default_factory=list)
     """The intervals from the previous line to each line of the window, if both have timestamps."""
     logged: tuple[int, float] | None = None
     """Step and timestamp of the last line; None if the line has no timestamp."""
     logged_s: "array[float]" = field(default_factory=_floats)
-    """Timestamps of the window's lines; 0 for a line without one; shorter than the window if the last lines have
-    none."""
+    """Timestamps of the window's lines; 0 for a line without one, shorter if the last lines have none."""
     since: "array[int]" = field(default_factory=_integers)
     """The number of steps that each line of the window covers; lines without an entry cover 1."""
     step_time_s: "array[float]" = field(default_factory=_floats)
@@ -211,15 +206,13 @@ class LoggedAttempt:
     logged_last_s: float | None = None
     """The timestamp of the last line, in the window or not."""
     repeated_s: tuple[float, float] = (0.0, 0.0)
-    """Sums of the times of the window's steps that were logged again: as logged first, and as logged again."""
+    """Sums of the times of steps that were logged again: as logged first, and as logged again."""
     settled: bool = False
-    """True if ``settle`` determined the steady state: it is ``window``, which is None if there is no steady state."""
+    """True if ``settle`` determined the steady state, ``window``, which is None if there is none."""
 
     @property
     def interval(self) -> int:
-        """The logging interval in steps: the most frequent distance between logged steps, or 1 if it is not regular;
-        ``mean_of`` if ``gaps`` is empty.
-        """
+        """The most frequent distance between logged steps; 1 if it is not regular, ``mean_of`` if ``gaps`` is empty."""
         if not self.gaps:
             return self.mean_of
         gap, count = max(self.gaps.items(), key=lambda item: item[1])
@@ -240,10 +233,7 @@ class LoggedAttempt:
         return self.last is not None and self.max_step > self.last - self.interval
 
     def resolve_window(self, last: int) -> Window:
-        """Return the window of a run whose last step is ``last``. Raise UsageError if the rule does not fit the run.
-
-        With rule ``auto``, the window is the whole run until ``settle`` is called.
-        """
+        """Return the window of a run whose last step is ``last``. Raise UsageError if the rule does not fit."""
         steps = max(1, last + 1 - self.first_step)
         if self.rule == STEADY:
             if self.settled and self.window is None:
@@ -329,7 +319,6 @@ class LoggedAttempt:
         self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
 
     def _steps_of(self, line: StepLine) -> int:
-        """Return the number of steps that a line covers; ``weights`` limits it to the logging interval."""
         if line.after is not None:
             return line.step - line.after
         if line.mean_of > 1 or not self.means:
@@ -348,7 +337,6 @@ class LoggedAttempt:
             self.laps.append(Lap(steps_s=steps_s, clock_s=clock_s, between_s=between_s, steps=steps))
 
     def _is_news(self, line: StepLine) -> bool:
-        """Return whether a line logs a new step or begins an attempt, rather than repeat a step of another rank."""
         before = self.ranks.get(line.rank)
         if len(self.ranks) < _MOST_RANKS or before is not None:
             self.ranks[line.rank] = line.step

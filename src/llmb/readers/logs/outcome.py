@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of a run according to its log: whether it finished, whether its values are valid, and its step time."""
+"""The outcome of a run according to its log: its status, the reason for it, and the step time."""
 
 import hashlib
 import math
@@ -50,10 +50,7 @@ FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled
 
 @dataclass(frozen=True, slots=True)
 class LogOutcome:
-    """The outcome of the run in one log file. Unknown values are None.
-
-    Only successes, and profiled or traced runs with times in the window, have statistics.
-    """
+    """The outcome of the run in one log file. Unknown values are None."""
 
     status: Status
     reason: str
@@ -85,7 +82,7 @@ class LogOutcome:
     error_at_end: str | None = None
     """The error in the log after the last step of a measurement; the scheduler's time limit does not count."""
     digest: str | None = None
-    """Digest of the logged values, equal for copies of a log, whatever their names; None if the log has no steps."""
+    """Digest of the logged values, equal for copies of a log; None if the log has no steps."""
 
     @property
     def gpus(self) -> int | None:
@@ -108,8 +105,7 @@ def judge_log(log: RunLog) -> LogOutcome:
 
 
 def _digest(log: RunLog) -> str:
-    """Hash the steps, so that recompressed and reprinted logs have the same digest; if the steps do not identify the
-    run, also hash the surrounding text."""
+    """Hash the steps alone if they identify the run, so that recompressed and reprinted logs have the same digest."""
     attempt = log.attempt
     times = attempt.step_time_s
     ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
@@ -146,7 +142,6 @@ def _judged(log: RunLog, last: int) -> LogOutcome:
 
 
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
-    """Return the outcome of a run with steps in its window, which begins earlier if a line covers earlier steps."""
     attempt, weights = log.attempt, log.attempt.weights
     if attempt.mean_of > 1 or weights:
         before = weights[0] - 1 if weights else 0
@@ -169,7 +164,6 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
 
 
 def _warnings(attempt: LoggedAttempt) -> Iterator[str]:
-    """Describe a logged value that contradicts the step times, and irregular timestamps of the lines."""
     if attempt.contradiction:
         yield attempt.contradiction
     if any(lap.clock_s < -CLOCK_ERROR_S for lap in attempt.laps):
@@ -299,7 +293,6 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
 
 
 def _other_layout(log: RunLog) -> str | None:
-    """Describe a size of the layout that changes between steps, as in a run that resumes on more GPUs; else None."""
     for key, size in log.sizes_later.items():
         if (before := log.configuration.get(key, size)) != size:
             return f"{key.removeprefix('layout.')} is {before} at first, but {size} by arguments between steps"

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a run's log as a stream of plain text, and finds its steps in the format of its first step line.
-
-Memory use grows only with the steps in the window.
-"""
+"""Reads a run's log as a stream of plain text, in the format of its first step line."""
 
 import codecs
 import gzip
@@ -130,9 +127,10 @@ class _Stream(Protocol):
 
 
 class PlainText:
-    """The text of a log, from its beginning: decompressed, UTF-16 as UTF-8, and without a terminal's escape sequences.
+    """A log's text: decompressed, UTF-16 as UTF-8, without escape sequences.
 
-    ``stream`` must be seekable if it is compressed."""
+    A compressed ``stream`` must be seekable.
+    """
 
     def __init__(self, stream: _Stream) -> None:
         self.size = 0
@@ -224,11 +222,9 @@ class RunLog:
 def read_log(
     stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES, path: Path | None = None, documented: str | None = None
 ) -> RunLog:
-    """Read ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps to keep.
+    """Read ``stream`` to its end, perhaps twice.
 
-    If the log declares no last step, or changes it midway, the window moves, perhaps to earlier steps, and the log is
-    read again. ``path`` may contain the experiment's name; ``documented`` is the window of the log's reference
-    document. Raise OSError if the stream cannot be read, UsageError if it is unclear which progress bar a run has.
+    Raise OSError if it is unreadable, UsageError if its progress bar is ambiguous.
     """
     log = _Pass(LoggedAttempt(rule, documented=documented)).read(PlainText(stream), chunk_bytes, path)
     if log.attempt.last != log.attempt.window_last:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of a step line of any format, and the lines that ``llmb`` itself logs, mostly in the format of NeMo 2."""
+"""The content of a step line of any format, and the lines that ``llmb`` itself logs."""
 
 import math
 import re
@@ -32,7 +32,7 @@ class StepLine(NamedTuple):
     clock_s: float = 0.0
     """Resolution of a coarse clock from which the time of all steps since the previous line is derived; else 0."""
     after: int | None = None
-    """The step after which the run began or resumed; only in the run's first line, and only if the log shows it."""
+    """The step after which the run began or resumed; only in its first line, if the log shows it."""
     logged_s: float | None = None
     """The line's timestamp in Unix time."""
     left_out: str | None = None
@@ -48,11 +48,11 @@ class StepLine(NamedTuple):
     tokens: int | None = None
     """Tokens of the step, without padding."""
     tokens_per_s_per_gpu: float | None = None
-    """The printed value if it is independent of the step time, so that they can be compared; else None."""
+    """The printed value if it is independent of the step time; else None."""
     ramped_up: bool = False
     """True if the log shows that the batch size is still growing."""
     profiled: bool = False
-    """True if a profiler starts or ends in the step, which therefore has no time."""
+    """True if a profiler starts or ends in the step."""
 
 
 def format_step_line(
@@ -92,7 +92,7 @@ def _plain_decimal(value: float) -> str:
 
 
 def format_invalid_line(why: str) -> str:
-    """Return the line that declares a run invalid, after a step whose loss or gradient norm is not finite."""
+    """Return the line that declares a run invalid."""
     return f"{INVALID_HEAD}{why}"
 
 

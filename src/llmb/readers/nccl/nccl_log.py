@@ -1,16 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the log that NCCL writes with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL, as a stream.
+"""Reads logs of NCCL 2.19 or newer with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL.
 
-``node7:4001:4123 [3] NCCL INFO AllReduce: opCount 2 sendbuff 0x7f.. recvbuff 0x7f.. count 1024 datatype 7 op 0 root 0
-comm 0x55.. [nranks=8] stream 0x55..``; the counter is hexadecimal, the rest decimal. Every rank writes its own line for
-each collective, with its own pointer to the communicator (``comm``).
-
-A pointer belongs to one process, and to one communicator from the line that initializes it to the one that destroys it;
-then it may be reused. ``node7:4001:4123 [3] NCCL INFO ncclCommInitRank comm 0x55.. rank 3 nranks 8 cudaDev 3 nvmlDev 3
-busId 1b000 commId 0x9a.. - Init START``. ``commId`` is the same for all ranks. From 2.23 on, splits have no ``commId``
-but ``parent 0x44.. color 1 key 3``; from 2.24 on also ``splitCount 2`` (later ``childCount``), the split's number among
-its parent's splits. Up to 2.20, splits with equal parent and color have the same ``commId``. Formats: NCCL from 2.19
-on, ``src/init.cc``.
+Formats: NCCL's ``src/init.cc``.
 """
 
 import re
@@ -55,7 +46,7 @@ CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
 """Number of different calls, beyond one per handle, above which sizes are grouped by powers of two."""
 MOST_HANDLES = 500_000
-"""Maximum number of handles (pointers to communicators) in all files; each takes about 1 KB."""
+"""Maximum number of handles (pointers to communicators) in all files."""
 # The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
 # Every repetition is bounded or possessive, so that no text takes quadratic time.
 _COUNTED = rb": opCount "
@@ -187,10 +178,7 @@ class Communicators:
 
 
 def unclear_names(handles: Iterable[Handle]) -> set[str]:
-    """Return the names that may refer to more than one communicator. Identically described communicators are numbered
-    in the order of each rank's log. Equal numbers mean the same communicator on all ranks, unless a rank was in only
-    one of two splits with equal parent and color.
-    """
+    """Return the names that may refer to more than one communicator."""
     members: dict[str, list[Handle]] = defaultdict(list)
     for handle in handles:
         if handle.name is not None:
@@ -207,18 +195,12 @@ def unclear_names(handles: Iterable[Handle]) -> set[str]:
 
 
 def _is_whole(members: list[Handle]) -> tuple[bool, bool]:
-    """Return whether ``members`` can be the ranks of one communicator, and whether none is missing."""
     fits = len({handle.ranks for handle in members}) == 1 and len({handle.rank for handle in members}) == len(members)
     return fits, fits and len(members) == members[0].ranks
 
 
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files among ``paths`` and, for each folder, the logs of runs in it or below it.
-
-    These are the logs of ``--nccl-trace`` or, if the folder has none, NCCL's lines about the network.
-
-    Raise UsageError if a folder has neither, or cannot be listed.
-    """
+    """Return the files and, of folders, the logs below. Raise UsageError if a folder has none or is unreadable."""
     files: list[Path] = []
     for path in paths:
         files += _in_folder(path) if path.is_dir() else [path]
@@ -301,8 +283,9 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """Read ``paths``, each the log of one or more ranks, into one NcclLog. Raise UsageError if a file cannot be read,
-    the steps noted beside it are damaged, or there are too many communicators.
+    """Read the logs of ranks into one NcclLog.
+
+    Raise UsageError for unreadable files, damaged step files or too many communicators.
     """
     log = NcclLog()
     for number, path in enumerate(paths):
@@ -347,7 +330,6 @@ def _quoted(line: bytes) -> str:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int | None]]:
-    """Return the offsets in the log that ``--nccl-trace`` noted, each with the step that starts there; None at ends."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if notes == path or not notes.exists():
         return []
@@ -437,7 +419,6 @@ def whole_lines(stream: Readable) -> Iterator[tuple[int, bytes]]:
 def _parts_noted(
     text: bytes, position: int, noted: Sequence[tuple[int, int | None]]
 ) -> Iterator[tuple[bytes, int | None]]:
-    """Yield ``text`` split at the starts and ends of steps, each part with its step; None outside of steps."""
     offsets = [offset for offset, _ in noted]
     at = 0
     while at < len(text):
@@ -448,7 +429,6 @@ def _parts_noted(
 
 
 def _parts_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
-    """Yield ``text`` split at the lines logged after steps, each part with its step; None after the last."""
     at = 0
     for match in _STEP.finditer(text) if STEP_LINE_HEAD in text else ():
         yield text[at : match.start()], int(match[1])

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines the network that NCCL used from its log with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET. Names of
-devices, networks and nodes with unusual characters are ignored.
-"""
+"""Determines the network that NCCL used from its log with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET."""
 
 import re
 from collections import Counter
@@ -38,7 +36,7 @@ _INTERFACE = re.compile(rb"([\w.-]{1,64}):")
 Match = re.Match[bytes]
 NAMES = Path(__file__).parent / "data" / "networks.yaml"
 MOST_BYTES = 1 << 25
-"""Maximum bytes of a log to search: NCCL prints the network at the beginning, when it creates communicators."""
+"""Maximum bytes of a log to search; NCCL prints the network at the beginning."""
 TCP = "TCP sockets"
 NVLINK = "NVLink"
 """The fabric of nodes that NVLink connects with each other."""
@@ -86,7 +84,7 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class NetworkFacts:
-    """The network facts in one or several NCCL logs; facts that the logs do not contain are None, False or empty."""
+    """The network facts in NCCL logs; None, False or empty if the logs do not contain them."""
 
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
@@ -109,9 +107,7 @@ class NetworkFacts:
         return self.nodes.setdefault(name, NodeFacts())
 
     def is_whole(self, ranks: int | None) -> bool:
-        """Return whether NCCL's lines come from all ranks: from ``ranks`` processes or, if that is None, from each rank
-        of the largest communicator, if that has more ranks than there are nodes.
-        """
+        """Return whether the logs contain lines of all ranks; ``ranks`` is their number, or None if unknown."""
         if ranks is not None:
             return sum(len(node.processes) for node in self.nodes.values()) >= ranks
         most = max(self.communicators, default=0)
@@ -137,7 +133,6 @@ def parse_lines(text: bytes, facts: NetworkFacts) -> None:
 
 
 def _writer(before: bytes) -> tuple[str, bytes] | None:
-    """Return the host and process, as in ``node7:4001:4123 `` at the end of ``before``; None if missing."""
     words = before[:-1].rpartition(b" ")[2].rpartition(b"\n")[2].split(b":")[-3:]
     if len(words) < 3 or not before.endswith(b" "):
         return None
@@ -265,8 +260,9 @@ def network_names() -> NetworkNames:
 
 
 class Channels(Record):
-    """Numbers of channels: ``collective`` and ``point_to_point`` of the communicator with the most collective channels,
-    and the largest ``nvls`` of any communicator."""
+    """Numbers of channels of the communicator with the most collective channels; ``nvls`` is the maximum of all
+    communicators.
+    """
 
     collective: int
     nvls: int | None
@@ -286,7 +282,7 @@ class NodesNetwork(Record):
     devices_used: tuple[str, ...] | None
     """Devices that channels of the logged ranks use."""
     idle_devices: tuple[str, ...] | None
-    """Devices without a channel; None if the log may lack ranks of the nodes, or does not name the devices in use."""
+    """Devices without a channel; None if they are unknown."""
 
 
 class Network(Record):
@@ -420,7 +416,6 @@ def _node(node: NodeFacts, facts: NetworkFacts, *, whole: bool) -> NodesNetwork:
 
 
 def _busy(node: NodeFacts) -> tuple[str, ...] | None:
-    """Return the devices that channels use; None without channels, or if the log does not name a channel's device."""
     devices = [node.names_of(name, index) for name, index in sorted(node.channels)]
     return tuple(dict.fromkeys(one for names in devices for one in names)) if devices and all(devices) else None
 
@@ -442,7 +437,6 @@ def _fabric(name: str, link_layer: str | None, provider: str | None) -> str | No
 
 
 def _plugin(transport: str) -> str:
-    """Return the plugin of a transport, which has the same name; ``internal`` for NCCL's own transports."""
     return "internal" if set(transport.split(" and ")) <= {*network_names().internal, "MNNVL"} else transport
 
 
@@ -460,6 +454,5 @@ def _reason(name: str, nodes: Iterable[NodesNetwork], plugin: str | None, facts:
 
 
 def _mixed(facts: NetworkFacts) -> str | None:
-    """Describe how many channels use GPUDirect; None if none does. On some CPUs, NCCL uses it only to receive."""
     every = [direct for node in facts.nodes.values() for direct in node.direct.elements()]
     return f"{sum(every)} of {len(every)} channels use it" if any(every) else None

@@ -113,7 +113,7 @@ def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
 
 
 def _rank(handle: Handle) -> tuple[str, int]:
-    """Return the process and device that identify a rank: a process may have several devices, each of them a rank."""
+    """A process may have several devices, each of them a rank."""
     return handle.process, handle.device
 
 
@@ -149,7 +149,6 @@ class _Communicator:
 
 
 def _groups(log: NcclLog, unclear: Collection[str]) -> Iterable[list[_Communicator]]:
-    """Return groups of communicators that make the same calls, such as all tensor-parallel groups."""
     by_name: dict[tuple[str | int, int], _Communicator] = {}
     for call, calls in log.calls.items():
         handle = log.handles[call.handle]

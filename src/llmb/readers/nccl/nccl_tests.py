@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the tables of nccl-tests and rccl-tests by their column headers, and the JSON of nccl-tests.
-
-Since 2.16.7 a table names its test. Before that, rows have only the columns that the test needs and, before 2.12, the
-largest error instead of the number of wrong results. Lines may have a label from the program that started the test:
-``0: `` of ``srun --label``, ``[1,0]<stdout>:`` of mpirun.
+"""Reads tables of nccl-tests and rccl-tests by column headers, with or without labels such as mpirun's, and nccl-tests'
+JSON.
 """
 
 import io
@@ -31,7 +28,7 @@ _LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])[ \t]?")
 _HEAD = re.compile(r"#\s*(?:Collective test|nThread \d|Using devices|Rank\s+\d|size\s+count\s)")
 """The beginning of a line above a table."""
 _NAME = re.compile(r"\b(\w{1,40}?)_perf(?:_mpi)?\b")
-"""A test's name in a line above a table: in the command that a shell printed, or in the table's own line."""
+"""A test's name in a line above a table."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s")
 _CYCLE = re.compile(r"#\s*Testing \d+ cycle")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
@@ -61,7 +58,7 @@ class Bandwidth:
     cpu_time_us: float | None = None
     """CPU time of the host (with ``-C 1``), from which the bandwidths are then computed."""
     not_finite: dict[str, str] = field(default_factory=dict)
-    """The text printed instead of a number, such as ``inf``, by the name of the field that is therefore None."""
+    """The text printed instead of a number, such as ``inf``, by field name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ class TestTable:
     average_bus_gb_s: float | None = None
     not_finite: dict[str, str] = field(default_factory=dict)
     contradiction: str | None = None
-    """Description of figures in the table that contradict each other, as in a file with the output of two tests."""
+    """Description of figures in the table that contradict each other."""
 
     @property
     def ways(self) -> Iterator[Bandwidth]:
@@ -114,9 +111,9 @@ class _Header:
 
 
 def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
-    """Return every table of the file; an empty list if it has none. ``source`` replaces the file's name in the tables.
+    """Return the file's tables, with ``source`` instead of the file's name.
 
-    Raise UsageError if the file cannot be read, or is incomplete or invalid JSON of nccl-tests.
+    Raise UsageError if it is unreadable or invalid JSON.
     """
     with open_file(path) as stream:
         try:
@@ -133,8 +130,9 @@ def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
 
 
 def _checked(table: TestTable) -> TestTable:
-    """Return the table with its first contradiction, if any. The lower limit, 1/2.2, allows for ``hypercube_perf``,
-    which counts fewer bytes than it prints."""
+    """Return the table with its first contradiction; 1/2.2 allows for ``hypercube_perf``, which counts fewer bytes than
+    it prints.
+    """
     average, buses = table.average_bus_gb_s, [way.bus_gb_s for way in table.ways if way.bus_gb_s is not None]
     problems = (
         f"{row.size_bytes:,} bytes in {time_us:g} us are {rate:.4g} GB/s, not {way.algorithm_gb_s:g}"
@@ -150,7 +148,7 @@ def _checked(table: TestTable) -> TestTable:
 
 
 def _has_header(stream: BinaryIO) -> bool:
-    """Return whether the file may contain a table. Parsing each line of a large log would take far longer."""
+    """Search for a header: parsing each line of a large log would take far longer."""
     rest = b""
     while chunk := stream.read(CHUNK_BYTES):
         if HEADER_WORD.encode() in rest + chunk:
@@ -232,7 +230,6 @@ def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
 
 
 def _named(table: TestTable, command: str | None) -> TestTable:
-    """Return the table, with the name in ``command`` if it has none: a shell prints the command without a label."""
     return table if table.name else replace(table, name=command)
 
 
@@ -250,7 +247,6 @@ def _header(line: str, *, in_place_alone: bool) -> _Header | None:
 
 
 def _row(header: _Header, line: str) -> TestRow | None:
-    """Parse a table's row; return None for any other line. Text after the columns, such as a time, is ignored."""
     matches = list(_WORD.finditer(line))
     if "redop" in header.names and len(matches) > 3 and _INTEGER.fullmatch(matches[3][0]):
         names = [name for name in header.names if name != "redop"]  # some versions leave it empty
@@ -282,7 +278,6 @@ def _row(header: _Header, line: str) -> TestRow | None:
 
 
 def _bandwidth(columns: tuple[str, ...], words: list[str]) -> Bandwidth | None:
-    """Return the results in ``words``; None if all are ``N/A``. Raise ValueError for a word that is not a number."""
     if set(words) == {"N/A"}:
         return None
     values: dict[str, float | None] = dict.fromkeys(_FIGURES.values())
@@ -384,7 +379,7 @@ def _finite(value: float | None) -> tuple[float | None, str | None]:
 
 
 def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
-    """Group the tables of different files by test and kind of time. A table without a test's name is its own group."""
+    """Group tables of different files by test and kind of time; tables without a test's name stay alone."""
     groups: list[list[TestTable]] = []
     for test in tests:
         fits = (

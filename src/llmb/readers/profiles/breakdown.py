@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The breakdown of a step's time, on one rank and on several. Pure.
-
-Every instant of a step counts once. If several activities run at an instant, on any stream or thread, it counts for the
-first of them in the order of ``Activity``; if none runs, it is idle time. The parts therefore sum to the step.
-Communication that overlaps other activities is hidden: it does not lengthen the step, and is reported separately.
-"""
+"""Breaks down a step's time. An instant counts once, for the first running activity in the order of ``Activity``."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -123,7 +118,6 @@ def _union_of(inside: Mapping[Label, Sequence[Span]], activity: Activity) -> lis
 def _collectives(
     timeline: Timeline, inside: Mapping[Label, Sequence[Span]], uncovered: Sequence[Span], window: Span
 ) -> list[CollectiveTime]:
-    """Return the collectives by time, longest first. ``uncovered`` is the time without other activities."""
     times = []
     for label, spans in inside.items():
         if label.activity is not Activity.COMMUNICATION or not spans:
@@ -171,7 +165,7 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that the other ranks wait for: its mean step without exposed communication is the longest."""
+    """The rank with the longest mean step without exposed communication."""
 
     label: str
     local_s: float

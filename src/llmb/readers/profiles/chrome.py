@@ -31,7 +31,7 @@ from llmb.readers.profiles.timeline import (
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 24
-"""Approximate maximum number of characters in an event or the header; a file with more is damaged, or not a trace."""
+"""Approximate maximum number of characters in an event or the header."""
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
@@ -96,7 +96,6 @@ class TraceFile:
         raise self._broken("is truncated within its events")
 
     def _skip_header(self, chunks: Iterator[str]) -> str:
-        """Set the header, and return the text after the bracket that opens the list of events."""
         text = next(chunks, "").lstrip()
         if text.startswith("["):
             return text[1:]
@@ -230,7 +229,6 @@ class _Collected:
                     self.device_updates[name[:LONGEST_NAME]].append(end)
 
     def _launch(self, event: dict[str, Any], start: int | None) -> None:
-        """Record a kernel if ``start`` is None, or else a runtime call if it launches a kernel."""
         args = event.get("args")
         correlation = args.get("correlation") if isinstance(args, dict) else None
         if type(correlation) is not int:
@@ -278,10 +276,9 @@ def _nanoseconds(microseconds: object) -> int | None:
 
 
 def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
-    """Read one trace. CPU operators count only if the trace has no GPU kernels.
+    """Read one trace.
 
-    Raise UsageError if it is not a trace, marks a step twice, has kernels on several GPUs, or no kernels and an unknown
-    device. If ``unmarked`` and no step is marked, an optimizer's iterations or else the whole trace count as steps.
+    If ``unmarked``, unmarked traces have optimizer iterations or one step. Raise UsageError for an invalid trace.
     """
     file = TraceFile(path)
     collected = _Collected(rules)
@@ -314,7 +311,7 @@ def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline
 
 
 def mixed(path: Path, step: int | None) -> UsageError:
-    """Return the error for a trace of several GPUs or, if ``step`` is not None, with several steps of that number."""
+    """Return the error for a trace of several GPUs or, if ``step`` is not None, with that step repeated."""
     return UsageError(
         "one process has kernels on several GPUs" if step is None else f"step {step} is marked several times",
         where=str(path),
@@ -342,12 +339,7 @@ def is_rank(value: object) -> TypeGuard[int]:
 
 
 def device_steps(host: dict[int, tuple[int, int]], device_ends: dict[int, int]) -> list[TracedStep]:
-    """Return the time span of each step on the GPU, which may lag behind the host.
-
-    A step begins when its range on the host begins or when the GPU has finished the work of earlier steps, whichever
-    is later. It ends when that range ends or when the GPU has finished the work that the step launched, whichever is
-    later.
-    """
+    """Return each step's span on the GPU, in nanoseconds, from its host span and the end of its GPU work."""
     steps: list[TracedStep] = []
     last_end = 0
     for number, (start, end) in sorted(host.items(), key=lambda item: item[1]):

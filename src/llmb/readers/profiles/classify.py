@@ -13,7 +13,7 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 
 LONGEST = 4096
-"""Maximum number of characters of a name to parse; template arguments may be far longer."""
+"""Maximum number of characters of a name to parse."""
 _LENGTH = re.compile(r"\d{1,4}")
 _LITERAL = re.compile(r"L[a-z]n?\d+E")
 _TYPE = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
@@ -23,11 +23,7 @@ _PLAIN_TYPES = frozenset(
 
 
 class KernelName(NamedTuple):
-    """The parts of a kernel's name: ``function``, and the ``namespace`` that precedes it (``a::b``).
-
-    ``argument`` is the first type among its template arguments that is not built-in, without the type's own arguments:
-    libraries such as CUTLASS have few kernel functions, whose argument shows what they compute. Parts may be empty.
-    """
+    """Parts of a kernel's name, perhaps empty; ``argument`` is its first template argument that is not built-in."""
 
     function: str
     namespace: str = ""
@@ -79,7 +75,6 @@ def _split_mangled(name: str) -> KernelName:
 
 
 def _identifiers(name: str, place: int) -> tuple[list[str], int]:
-    """Return the components of the next qualified name, and the position of its end."""
     words: list[str] = []
     while place < len(name) and not (words and name[place] in "IELv"):
         literal, length = _LITERAL.match(name, place), _LENGTH.match(name, place)
@@ -99,7 +94,7 @@ RULES = Path(__file__).parent / "data" / "activities.yaml"
 
 
 class Activity(StrEnum):
-    """The activities of a device. If several run at once, an instant counts for the first of them in this order."""
+    """Activities of a device. An instant with several of them counts for the first in this order."""
 
     ATTENTION = "attention"
     MATRIX_PRODUCT = "matrix_product"
@@ -184,7 +179,7 @@ class RulesFile(Record):
 
 
 class Rules:
-    """The rules of a file. Labels are cached: a trace has millions of activities, but few names."""
+    """The rules of a file; labels are cached by name."""
 
     def __init__(self, path: Path = RULES) -> None:
         self.path = path

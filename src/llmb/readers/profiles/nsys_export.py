@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads SQLite exports of Nsight Systems (``nsys export --type sqlite``).
+"""Reads SQLite exports of Nsight Systems, whose times are in nanoseconds.
 
-Tables and columns: https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference. Times are in
-nanoseconds. The tables and columns of an export depend on its version and on what was traced.
+Schema: https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference
 """
 
 import sqlite3
@@ -64,10 +63,9 @@ class _Process:
 
 
 def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process that used a GPU, sorted by process identifier.
+    """Return one timeline per process that used a GPU.
 
-    Raise UsageError if the file is not an export of GPU kernels, or has a process with several GPUs or a step marked
-    twice. If ``unmarked`` and no step of a process is marked, its whole trace counts as a step.
+    Raise UsageError for an unusable file. ``unmarked`` is as in ``make_timeline``.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -140,7 +138,6 @@ class _Export:
         yield from self.connection.execute(query)
 
     def _owner(self, table: str) -> tuple[str, str, str]:
-        """Return SQL for the thread of a launch, the process of the launched work, and the join condition."""
         if not (self.has(LAUNCHES, "globalTid") and self.has(table, "globalPid")):
             return "NULL", "NULL", ""
         return "l.globalTid", "globalPid", "AND k.process = (l.globalTid & :mask)"
@@ -237,7 +234,6 @@ def _add_launches(export: _Export, processes: dict[int | None, _Process]) -> Non
 
 
 def _own(processes: dict[int | None, _Process], identifier: object) -> _Process | None:
-    """Return the process with this identifier or, without identifiers, the only process; else None."""
     if isinstance(identifier, int) and None not in processes:
         return processes.get(identifier)
     return next(iter(processes.values())) if len(processes) == 1 else None

@@ -15,7 +15,7 @@ from llmb.readers.profiles.classify import OTHER, Activity, Label
 Span = tuple[int, int]
 Device = Literal["gpu", "cpu"]
 LAST_NS = 1 << 62
-"""Limit of the absolute value of a time in nanoseconds, so that the sum of two times fits in 64 bits."""
+"""Limit of absolute times in nanoseconds, so that the sum of two fits in 64 bits."""
 EVER: Span = (-LAST_NS, LAST_NS)
 
 
@@ -100,7 +100,7 @@ class Timeline:
 
     source: str
     rank: int | None
-    """None if neither the trace nor its file name has the rank, or if the trace is of several processes."""
+    """None if unknown, or if the trace is of several processes."""
     device: Device
     steps: tuple[TracedStep, ...]
     spans: Mapping[Label, Sequence[Span]]
@@ -148,22 +148,21 @@ class Recorder:
         return map(Recorded, self.starts, self.ends, self.name_numbers, self.label_numbers)
 
     def in_order(self) -> Iterator[Recorded]:
-        """Yield the rows sorted by start; among equal starts, the longest is first, because it contains the others."""
+        """Yield the rows sorted by start; among equal starts, the longest is first."""
         order = sorted(range(len(self)), key=lambda i: (self.starts[i], -self.ends[i]))
         return (Recorded(self.starts[i], self.ends[i], self.name_numbers[i], self.label_numbers[i]) for i in order)
 
 
 LAUNCH_NAME = re.compile(r"(?:cuda|cu|hip)\w{0,40}Launch\w{0,40}Kernel\w{0,40}")
-"""Names of calls that launch one kernel, but not of calls that launch a graph, which may have no kernels."""
+"""Names of calls that launch one kernel, but not of calls that launch a graph."""
 MOST_UNRECORDED = 0.01
-"""Maximum fraction of a step's kernels that may be missing; beyond it, the idle time is unknown."""
+"""Maximum fraction of a step's kernels that may be missing."""
 STEPS_LEFT_OUT = "left out, as the profiler dropped kernels"
 _MOST_NAMED = 5
 
 
 class Launches:
-    """Kernels that the host launched. A profiler that is not ready, or whose buffers are full, drops kernels, and their
-    time looks idle."""
+    """Kernels that the host launched. A profiler may drop some, whose time then looks idle."""
 
     def __init__(self) -> None:
         self.starts = array("q")
@@ -207,10 +206,8 @@ def _some(steps: Sequence[str]) -> str:
 
 
 def leaves(thread: Recorder) -> Recorder:
-    """Flatten the nested operators of one thread, so that no instant counts twice.
-
-    An instant belongs to the outermost operator that has a class: attention includes its matrix products, but
-    ``aten::linear``, which has no class, leaves them to ``aten::mm``. If there is none, it belongs to the innermost.
+    """Flatten one thread's nested operators: an instant belongs to the outermost operator with a class, else to the
+    innermost.
     """
     flat = Recorder()
     names, labels = list(thread.names), list(thread.labels)
@@ -259,8 +256,7 @@ def make_timeline(
     *,
     unmarked: bool = False,
 ) -> Timeline:
-    """Make a timeline. ``recorders`` hold parallel activities: a GPU's, or each CPU thread's, which may be nested. If
-    ``unmarked``, a trace without steps becomes a single step."""
+    """Make a timeline of parallel activities. If ``unmarked``, a trace without steps becomes a single step."""
     if unmarked and not steps and any(map(len, recorders)):
         begin, end = (
             min(min(one.starts) for one in recorders if len(one)),
@@ -301,7 +297,6 @@ def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counte
 def _names(
     steps: Sequence[TracedStep], recorders: Sequence[Recorder], calls: Mapping[str, int]
 ) -> tuple[NameTime, ...]:
-    """Return the total time, by name, of the activities that began within the steps, longest first."""
     sums: Counter[tuple[str, Activity]] = Counter()
     within = union((step.start, step.end) for step in steps)
     for recorder in recorders:
@@ -314,6 +309,5 @@ def _names(
 
 
 def _inside(row: Recorded, within: Sequence[Span]) -> bool:
-    """Return whether an activity began in one of ``within``, which are sorted and disjoint."""
     place = bisect_right(within, row.start, key=lambda span: span[0])
     return place > 0 and row.start < within[place - 1][1]

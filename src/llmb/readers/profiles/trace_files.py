@@ -19,10 +19,7 @@ EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (ns
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
-    """Return the files among ``paths`` and, for each folder, the traces of runs below it, or else the traces directly
-    in it.
-
-    Raise UsageError if a folder has no trace, or cannot be listed."""
+    """Return the files and the traces in folders. Raise UsageError if a folder has none or cannot be listed."""
     return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
 
 
@@ -47,8 +44,10 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
-    """Return one timeline per process with steps. If ``unmarked`` and no step is marked, optimizer iterations or else
-    the whole trace count as steps, with a note. Raise UsageError if the file is invalid or has no complete step."""
+    """Return one timeline per process with steps, marked or (if ``unmarked``) derived.
+
+    Raise UsageError if the file has none.
+    """
     if path.name.endswith(REPORT_END):
         raise _report(path)
     is_nsys = _is_sqlite(path)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a node, such as of errors and packets, and the kernel's messages while a run trains.
-
-They are read when a sampler starts and ends, without root privileges: from files below ``root``, and from GPUs with
-NVML. Counters are named ``area/device/name``; counters at 0 are omitted.
+"""Reads a node's counters and kernel messages, without root privileges.
 
 Files: Documentation/ABI/{stable/sysfs-class-infiniband,testing/sysfs-class-net-statistics,testing/sysfs-devices-edac,
 testing/dev-kmsg} and Documentation/PCI/pcieaer-howto.rst of the Linux kernel.
@@ -35,7 +32,7 @@ WORTH_KEEPING = re.compile(
     r"|I/O error|not responding|Lustre|controller is down|thermal|throttl",
     re.IGNORECASE,
 )
-"""Occurs in the lines to keep, which ``machine.yaml`` classifies; other lines do not concern the run."""
+"""Occurs in the kernel's lines to keep, which ``machine.yaml`` classifies."""
 _RECORD = re.compile(r"^\d+,\d+,\d+,[^;]*;")
 Counters = Iterable[tuple[str, int]]
 
@@ -135,7 +132,6 @@ def _tcp(root: Path) -> Counters:
 
 
 def _pci(root: Path) -> Counters:
-    """Read the total numbers of PCIe errors that GPUs, network cards and storage report themselves (AER)."""
     for device in _listed(root / "sys/bus/pci/devices", "*"):
         if _text(device / "class")[:4] not in PCI_CLASSES:
             continue
@@ -169,7 +165,6 @@ def _memory(root: Path) -> Counters:
 
 
 def _cgroup(root: Path) -> Counters:
-    """Yield the number of out-of-memory kills in the job's control group, v1 or v2; each Slurm job has its own."""
     groups = list(cgroup_folders(root, "memory"))
     if not groups:
         raise FileNotFoundError("proc/self/cgroup")
@@ -193,7 +188,6 @@ AREAS: Mapping[str, Callable[[Path], Counters]] = {
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:
-    """List matching paths. Raise OSError if ``folder`` is unreadable, FileNotFoundError if it is missing or empty."""
     if not any(folder.iterdir()):
         raise FileNotFoundError(folder)
     return sorted(folder.glob(pattern))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the state of this node from the Linux kernel's files below ``root``: CPU, memory, CPU energy and processes;
-also its name and number of cores."""
+"""Reads the state of this node from the Linux kernel's files below ``root``; also its name and cores."""
 
 import os
 import re
@@ -19,7 +18,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def host_name() -> str:
-    """Return the scheduler's name for this node, which its commands accept, or else the hostname."""
+    """Return the scheduler's name for this node, or else the hostname."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -34,16 +33,15 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
-"""Indices of fields in the first line of /proc/stat, and the number of fields to sum: further fields (guests) are parts
-of these."""
+"""Indices in the first line of /proc/stat, and the number of fields to sum; later fields are parts of these."""
 OF_PROCESSES = slice(0, 3)
 """User, nice and system: the times that processes also report."""
 
 
 class CpuEnergy:
-    """The energy of the CPU packages. Their counters wrap around and must therefore be read often.
+    """The energy of the CPU packages; read it often, as counters wrap around.
 
-    The constructor raises OSError or ValueError if a counter cannot be read.
+    The constructor raises OSError or ValueError.
     """
 
     def __init__(self, zones: tuple[Path, ...]) -> None:
@@ -86,7 +84,7 @@ class CpuLimit:
     file: Path
 
     def throttled_s(self) -> float | None:
-        """Return the throttled seconds, counted in microseconds by cgroup v2, in ns by v1; None if unreadable."""
+        """Return the throttled seconds; None if unreadable."""
         try:
             counts = dict(line.split() for line in self.file.read_text().splitlines())
             if "throttled_usec" in counts:
@@ -165,7 +163,7 @@ WAITS = b"llmb.engine.join"
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Indices of fields after the name in /proc/<pid>/stat. From USER on: two times of the process, two of its children."""
 Key = tuple[int, str]
-"""Process id, with start time and the name since the last exec, to distinguish it from a later process."""
+"""Process id, and start time with the name since the last exec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +179,7 @@ class _Stat:
 
 
 class NodeProcesses:
-    """The processes of a node, read repeatedly; the command line of each process is read once."""
+    """The processes of a node, read repeatedly."""
 
     def __init__(self, folder: Path | None = None, root: Path = ROOT) -> None:
         """The run has the processes with ``folder`` in their command lines (None: only this process), and all their

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds faults of a run's nodes: counters that rose, and kernel messages. Pure except for its data file."""
+"""Finds faults of a run's nodes: counters that rose, and kernel messages."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -113,7 +113,7 @@ class MachineEvent(Record):
 
 
 class Unread(Record):
-    """A source that could not be read on some nodes, for the same reason; ``nodes`` is empty if they are unknown."""
+    """A source that could not be read on some nodes, which are unknown if ``nodes`` is empty."""
 
     what: str
     reason: str
@@ -199,7 +199,6 @@ def _events(one: Sampled, *, between_nodes: bool) -> Iterator[MachineEvent]:
 
 
 def _rises(node: str, before: CounterReading, after: CounterReading) -> Iterator[tuple[MachineEvent, CounterRule]]:
-    """Yield an event for each counter that rose too much, with its rule; ignore areas that ``before`` lacks."""
     seconds = after.read_at_s - before.read_at_s
     rises = {
         key: value - before.counters.get(key, 0)

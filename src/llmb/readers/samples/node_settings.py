@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of nodes that may affect step times, as text by dotted key, read without root privileges or other programs.
-Values that change during a run, such as counters, clocks and temperatures, are excluded. ``runs/conditions.yaml`` has
-the importance of each key.
-"""
+"""Settings of nodes that may affect step times, as text by dotted key, without values that change during a run."""
 
 import re
 import time
@@ -124,7 +121,7 @@ BOOT_WORDS = re.compile(
     r"|tsc|clocksource|pci|pcie_aspm|pcie_acs_override|init_on_alloc|init_on_free|skew_tick|nmi_watchdog|nowatchdog"
     r"|audit|crashkernel|nvidia\S*|mlx\S*)(?:=.*)?"
 )
-"""Relevant words of the kernel's command line; others name disks, consoles and the like."""
+"""Relevant words of the kernel's command line."""
 DRIVER_OPTIONS = (
     *("EnablePCIERelaxedOrderingMode", "EnableResizableBar", "EnableGpuFirmware", "EnableStreamMemOPs", "EnableMSI"),
     *("DmaRemapPeerMmio", "InitializeSystemMemoryAllocations", "PreserveVideoMemoryAllocations", "RegistryDwords"),
@@ -133,7 +130,7 @@ DRIVER_OPTIONS = (
 LOADED = {"nvidia_peermem": "peermem", "gdrdrv": "gdrcopy"}
 """Modules whose absence is meaningful."""
 VERSIONED = ("mlx5_core", "ib_core", "efa", "nvidia_fs", "lustre", "bnxt_re", "irdma")
-"""Modules that may be built separately from the kernel, and then have their own versions."""
+"""Modules that may have their own versions."""
 FABRIC_VARIABLES = ("NCCL_", "UCX_", "FI_", "NVSHMEM_")
 OF_ONE_RUN = re.compile(r"_(?:FILE|DIR|PATH|HOME|ID|HOSTID)$|^NCCL_DEBUG|^NCCL_COMM_ID$|_LOG_LEVEL$")
 """Variables that name files and jobs, or control logging."""
@@ -142,8 +139,7 @@ NETWORKS = ("0x0200", "0x0207")
 """PCI classes of network cards: Ethernet and InfiniBand."""
 HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 PATH_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""The kinds of path that ``nvidia-smi topo -m`` prints, from near to far: one switch, several bridges, a host bridge,
-two host bridges of a NUMA node, two NUMA nodes."""
+"""The kinds of path that ``nvidia-smi topo -m`` prints, from near to far."""
 OF_PCI = 256
 """Number of configuration bytes that every PCI device has."""
 CPU, RDMA, NET = "/sys/devices/system/cpu", "/sys/class/infiniband", "/sys/class/net"
@@ -302,7 +298,6 @@ def _pcie(files: SystemFiles, _: Mapping[str, str]) -> Settings:
 
 
 def _nearest_nics(files: SystemFiles, gpus: list[str], nics: list[str]) -> str | None:
-    """Return each GPU's nearest cards with RDMA, and the kind of path to them; None if sysfs shows none."""
     cards = [(nic, name) for nic in nics for name in files.names(f"{nic}/infiniband")]
     nearest = []
     for gpu in gpus:
@@ -315,7 +310,6 @@ def _nearest_nics(files: SystemFiles, gpus: list[str], nics: list[str]) -> str |
 
 
 def _path_kind(files: SystemFiles, one: str, other: str) -> str | None:
-    """Return the kind of path between two PCI devices, of ``PATH_KINDS``; None if one is not below a host bridge."""
     paths = [_below_host_bridge(files, device) for device in (one, other)]
     if not all(paths):
         return None
@@ -328,7 +322,6 @@ def _path_kind(files: SystemFiles, one: str, other: str) -> str | None:
 
 
 def _below_host_bridge(files: SystemFiles, device: str) -> list[str]:
-    """Return the host bridge, the bridges and the device itself; empty if there is no host bridge."""
     parts = files.path(device).resolve().parts
     return list(parts[next((i for i, part in enumerate(parts) if HOST_BRIDGE.fullmatch(part)), len(parts)) :])
 
@@ -339,7 +332,6 @@ def _link(files: SystemFiles, device: str, which: str) -> str | None:
 
 
 def _read_request(files: SystemFiles, device: str) -> str | None:
-    """Return the device's largest read request in bytes; None if unreadable: only root may read these registers."""
     try:
         registers = files.path(f"{device}/config").read_bytes()
     except OSError:
@@ -366,7 +358,6 @@ def _together(values: Iterable[str | None]) -> str | None:
 
 
 def _counted(values: Iterable[str | None]) -> str | None:
-    """Return the common value or, if they differ, each value with its count; None if there are no values."""
     texts = [value for value in values if value]
     each = sorted(set(texts))
     return each[0] if len(each) == 1 else ", ".join(f"{value} on {texts.count(value)}" for value in each) or None

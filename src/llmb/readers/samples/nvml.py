@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class Nvml:
-    """All GPUs visible to NVML. A value that cannot be read is None; an unsupported call is not repeated."""
+    """All GPUs visible to NVML. A value that cannot be read is None."""
 
     def __init__(self, package: Any) -> None:  # noqa: ANN401 (a module without types)
         self.package = package
@@ -69,9 +69,7 @@ class Nvml:
         return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
 
     def counters(self) -> Iterator[tuple[str, int]]:
-        """Yield readable counters that should not rise, as ``index/name``, with their values. Raise OSError if no GPU
-        has any.
-        """
+        """Yield readable counters as ``index/name``, with their values. Raise OSError if no GPU has any."""
         nvml, reported = self.package, False
         names = {name: getattr(nvml, field) for name, field in COUNTERS.items() if hasattr(nvml, field)}
         fields = list(names.values())
@@ -85,7 +83,6 @@ class Nvml:
             raise OSError(errno.ENOTSUP, "NVML has no error counters")
 
     def _others(self, run_pids: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
-        """Return each GPU's other processes; None if unknown, or if not even the run's own are visible on any GPU."""
         processes = self.processes()
         if not any(pid in run_pids for pids in processes for pid in pids or ()):
             return (None,) * len(processes)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds other work on the nodes of a run, from its samples. Pure except for its data file. Unlike the use of resources
-(``samples.summarize``), other work is sought in the time between the samples around the window, because the window may
-be too short to contain a sample.
-"""
+"""Finds other work on a run's nodes between the samples around the window, which may be too short for one."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -44,9 +41,7 @@ def find_other_work(
     device: Device,
     gpus: Mapping[str, Collection[str]] | None = None,
 ) -> OtherWork | Missing:
-    """Find other work on nodes and their ``gpus`` (ids by node; None for all) from before the steps in ``spans`` to
-    after them. Return Missing if no node was sampled for ``least_sampled_s`` of this time.
-    """
+    """Find other work on nodes and their ``gpus`` (ids by node; None for all); Missing if too little was sampled."""
     begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
     wider_s = max(0.0, rules().least_sampled_s.value - (end_s - begin_s) / 2)
     window = TimeSpan(begin_s - wider_s, end_s + wider_s)
@@ -71,8 +66,7 @@ def find_other_work(
 
 
 def run_text(run: OtherRun) -> str:
-    """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in local time. It names the
-    folder above the run's own, because only that name is unique."""
+    """Return a string such as ``llmb.engine.worker in .../exp_1730000000, since 14:03:00``, in local time."""
     where = f"in .../{Path(run.folder).parent.name}" if run.folder else f"(process {run.pid})"
     if run.since_s is None:
         return f"{run.program} {where}"

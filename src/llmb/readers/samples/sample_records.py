@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that a node's sampler writes, and records of a run's use of resources and of other work on its nodes."""
+"""Records of a sampler's lines, of a run's use of resources, and of other work on its nodes."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from llmb.base.record import Record
 
 FINITE = {"allow_inf_nan": False}
-"""Pydantic's configuration for reading a line: infinity and NaN, which no sampler writes, are errors."""
+"""Pydantic's configuration for reading a line: infinity and NaN are errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class GpuSamples:
     memory_used_bytes: tuple[int | None, ...] = ()
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
     other_pids: tuple[tuple[int, ...] | None, ...] = ()
-    """Processes outside the run that compute on each GPU; None if unknown, or if not even the run's own are visible."""
+    """Processes outside the run that compute on each GPU; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

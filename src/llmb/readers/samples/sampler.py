@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that samples a node during a run, and the functions by which a worker starts and ends it.
+"""Samples a node during a run: ``python -m llmb.readers.samples.sampler FILE NODE INTERVAL_S DEVICE WORKER``.
 
-``python -m llmb.readers.samples.sampler FILE NODE INTERVAL_S DEVICE WORKER``
-
-WORKER is the id of the process that started the sampler. Standard input is a pipe that closes when the worker ends, for
-whatever reason; a last sample is then taken. Nothing that the sampler fails to read or write affects the run.
+WORKER is the id of the process that starts it.
 """
 
 import os
@@ -29,12 +26,12 @@ MODULE = "llmb.readers.samples.sampler"
 OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
 """Variables that identify the processes of a run's ranks; a sampler must not have them."""
 LAST_SAMPLE_S = 5.0
-"""Time limit of the last sample: without persistence mode, a GPU's driver answers slowly."""
+"""Time limit of the last sample, in seconds."""
 KILLED_S = 5.0
 """Time for a killed sampler to disappear."""
 LOWEST_PRIORITY = 19
 SAMPLES_PER_INTERVAL = 1800
-"""The number of samples after which the interval doubles, so that the file of a long run stays small."""
+"""The number of samples after which the interval doubles."""
 LONGEST_INTERVAL_S = 30.0
 """Maximum interval, unless the first interval is longer; counters of CPU energy take longer to wrap around."""
 
@@ -136,7 +133,7 @@ class Sampler:
 
 
 def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
-    """Start a sampler. Return None if no process can be started; the run then continues without samples."""
+    """Start a sampler; return None if no process can be started."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(file), node, str(interval_s), device, str(os.getpid())],

@@ -33,7 +33,7 @@ from llmb.readers.samples.sample_records import (
 )
 
 MOST_BYTES = 1 << 28
-"""Maximum size in bytes of a file of samples: the samples of a GPU node over weeks take less."""
+"""Maximum size in bytes of a file of samples."""
 LAST_COUNTERS_S, RECENT_S = 1.0, 5.0
 """Maximum wait for last counters, and the time after a write for which a file counts as still being written."""
 
@@ -53,9 +53,9 @@ class Sampled:
 
 
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
-    """Return the output of all samplers of a run; a restarted run has several per node. Empty if no folder exists.
+    """Return the output of a run's samplers, without truncated lines; empty without a folder.
 
-    Lines truncated by a crash or a full disk are omitted. Raise OSError if a file cannot be read.
+    Raise OSError for unreadable files.
     """
     return tuple(sampled for file in sorted(folder.glob("*.jsonl")) for sampled in _read_file(file))
 
@@ -84,7 +84,7 @@ def settings_of_nodes(folder: Path, nodes: Iterable[str]) -> NodesSettings | Non
 
 
 def discard_settings(folder: Path) -> None:
-    """Remove the settings files: the record has their content, or they are from an earlier attempt."""
+    """Remove the settings files."""
     for file in folder.glob(f"*{FILE_ENDING}"):
         with suppress(OSError):
             file.unlink()
@@ -321,7 +321,6 @@ def _gpus(node: _Node, spans: Sequence[TimeSpan], ids: Mapping[str, Collection[s
 
 
 def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -> list[str]:
-    """Return the nodes without samples, or with too few sampled GPUs, which make sums incomplete."""
     names, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
     for gpu in gpus:
         counts[gpu.node] += 1
@@ -345,7 +344,6 @@ def _energy(
 def _reasons(
     values: Mapping[str, Any], nodes: Sequence[_Node], silent: Sequence[str], device: Literal["cpu", "cuda"]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name of each value that is None, as ``name``, ``hosts.name`` or ``gpus.name``, with the reason."""
     missing = [node.sampled.start.missing for node in nodes]
     unread = next((each["gpus"] for each in missing if "gpus" in each), None)
     no_gpus = unread or NOT_REPORTED

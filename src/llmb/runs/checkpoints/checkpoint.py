@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint on disk: its name, its record, whether it is complete, and the times of saves and loads.
-
-A checkpoint is written to a temporary folder whose name begins with a dot. Its record is written last and lists all
-other files with their sizes and checksums; then the folder is renamed. A folder with the final name is complete, or was
-damaged later.
-"""
+"""A checkpoint on disk, written to a hidden folder that is renamed once its record, the last file, is written."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,7 +66,7 @@ WEIGHTS = "weights"
 CONTEXT = "context"
 """Folder with the configuration and tokenizer of imported weights."""
 NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
-"""Fields of a model that may differ between checkpoint and run, because loading the weights does not depend on them."""
+"""Fields of a model that may differ between checkpoint and run."""
 
 
 SourceFormat = Literal["huggingface", "nemo"]
@@ -88,8 +83,7 @@ class ImportSource(Record):
 
 
 class CheckpointRecord(Record):
-    """The content of ``checkpoint.json``: the model, the training progress, and the files with their sizes in bytes.
-    For imported weights, which do not come from a run of llmb, fields that only a run has are None, 0 or False."""
+    """The content of ``checkpoint.json``. For imported weights, fields that only a run has are None, 0 or False."""
 
     schema_version: Literal[1] = 1
     llmb_version: str
@@ -138,10 +132,7 @@ def checkpoint_name(step: int, consumed_samples: int) -> str:
 
 
 def read_checkpoint(path: Path) -> SavedCheckpoint:
-    """Return the checkpoint at ``path``, the folder above ``weights``.
-
-    Raise UsageError if it is missing, unreadable or incomplete, or if it is not a checkpoint of llmb.
-    """
+    """Return the checkpoint at ``path``, the folder above ``weights``. Raise UsageError if it cannot be used."""
     try:
         record = read_checkpoint_record(path)
         missing = list(_damage(path, record))
@@ -179,8 +170,7 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
 
 
 def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
-    """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can. The data
-    must be equal, because the checkpoint records the position in the data as a number of samples."""
+    """Return why a run on ``ours`` cannot resume from a checkpoint trained on ``theirs``; None if it can."""
     if (ours and ours.crc32) == (theirs and theirs.crc32):
         return None
     ours_text, theirs_text = (data.identity if data else "synthetic tokens" for data in (ours, theirs))
@@ -234,21 +224,17 @@ class Verified(Record):
 
 
 class RankTransfer(Record):
-    """The bytes that one rank wrote or read, and the seconds that this took. A write ends when the data is on disk."""
+    """The bytes that one rank wrote to disk or read, and the seconds that this took."""
 
     rank: int
     size_bytes: int
     duration_s: float
     blocked_s: float | None = None
-    """Time that training waited for the copy of an asynchronous save; None for a load, or a save that it waited for."""
+    """Seconds that training waited for the copy of an asynchronous save; else None."""
 
 
 class CheckpointTime(Verified):
-    """A save or a load. ``start_s`` is in Unix time. ``step`` is the number of steps before a save; None for a load.
-
-    ``duration_s`` covers all ranks, their synchronization and, for a save, the record that completes it; ``verify_s``
-    is not part of it.
-    """
+    """A save or a load by all ranks. ``start_s`` is in Unix time; ``step`` is None for a load."""
 
     kind: Literal["save", "load"]
     step: int | None = None
@@ -274,7 +260,7 @@ class CheckpointTime(Verified):
 def checkpoint_time(
     kind: Literal["save", "load"], start_s: float, duration_s: float, step: int | None, ranks: Sequence[RankTransfer]
 ) -> CheckpointTime:
-    """Return the record of a save or a load; round its start and duration to milliseconds, as in the log."""
+    """Return the record of a save or a load, with start and duration rounded to milliseconds."""
     return CheckpointTime(
         kind=kind, step=step, start_s=round(start_s, 3), duration_s=round(duration_s, 3), ranks=tuple(ranks)
     )
@@ -287,9 +273,9 @@ def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
 
 
 def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
-    """Return the times in all complete lines; omit a last line that was truncated by a crash.
+    """Return the times, without a truncated last line.
 
-    Raise OSError if the file cannot be read, ValueError if any other line is not complete.
+    Raise OSError if unreadable, ValueError if another line is incomplete.
     """
     times = []
     lines = read_regular(path, MOST_JSON_BYTES).splitlines()

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of checkpoints: folders that become visible only when they are complete, and checksums.
-
-Checksums are CRC-32, as eight hexadecimal digits. They detect damage, not forgery: CRC-32 misses one changed file in 4
-billion. In Python, it is faster than MD5, SHA-256 and BLAKE2b, with or without hash instructions of the CPU
-(``benchmarks/checksums.py``).
-"""
+"""Folders that appear when complete, and CRC-32 checksums, which are fast in Python (``benchmarks/checksums.py``)."""
 
 import errno
 import fcntl
@@ -32,11 +27,9 @@ def partial_path(target: Path) -> Path:
 
 @contextmanager
 def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda _: False) -> Iterator[Path]:
-    """Yield a folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
+    """Yield a folder that becomes ``target`` when the block ends.
 
-    Files from a killed attempt at the same target are removed first. If ``is_worth_keeping`` returns true for the
-    folder, nothing is removed. Raise UsageError if ``target`` is not new or empty, is being written or is behind
-    another user's link, EnvironmentProblem if writing fails.
+    Raise UsageError unless it is free, EnvironmentProblem if writing fails.
     """
     check_links(target.parent)
     check_free(target)
@@ -66,7 +59,6 @@ def new_folder(target: Path, is_worth_keeping: Callable[[Path], object] = lambda
 
 
 def _lock(descriptor: int, target: Path) -> None:
-    """Take the lock, or raise UsageError if another process holds it. A file system without locks is not protected."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

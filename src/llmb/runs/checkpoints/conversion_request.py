@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of the program that converts weights: it reads one JSON document, and writes others, one per line."""
+"""The protocol of the program that converts weights: it reads one JSON document, and writes one per line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFa
 """Errors that the program passes to the process that started it."""
 
 FILE_BYTES = 10**9
-"""Size limit of a file of an imported checkpoint, in bytes: each process of a killed import loses at most one file."""
+"""Size limit in bytes of an imported checkpoint's files; a killed import loses at most one file per process."""
 
 Checksums = dict[str, str]
 """CRC-32 by file name, as in ``checkpoint.json``."""
@@ -65,8 +65,7 @@ class ExportJob(Record):
 
 
 class AdapterExportJob(Record):
-    """A request to export the adapters in ``checkpoint`` to peft's files in the existing folder ``folder``.
-    ``model`` is the adapted model, and ``base`` its name or path, if known."""
+    """A request to export adapters to peft's files; ``base`` is the adapted model's name or path."""
 
     kind: Literal["export adapters"] = "export adapters"
     checkpoint: str
@@ -89,8 +88,9 @@ class AdapterImportJob(Record):
 
 
 class ImportJob(Record):
-    """A request to import ``files`` in ``source`` into ``folder``, which may hold files of an earlier attempt.
-    ``documents`` are the small files of the source that describe the weights."""
+    """A request to import ``files`` in ``source`` into ``folder``; ``documents`` are the files that describe the
+    weights.
+    """
 
     kind: Literal["import"] = "import"
     format: SourceFormat = "huggingface"
@@ -118,8 +118,7 @@ class ErrorRecord(Record):
 
 
 class ImportedWeights(Record):
-    """The result of an import: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
-    ``lora`` describes imported adapters."""
+    """The result of an import: ``checksums`` by file name, the tensors' dtypes, and ``lora`` for imported adapters."""
 
     checksums: Checksums
     dtypes: tuple[StoredDtype, ...]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a NeMo 2 checkpoint on disk (``context/model.yaml`` and ``weights``), and checks that it can be imported.
-
-Only Llama 3 and 3.1 are read. Nothing is unpickled here; ``common.pt`` is never read at all.
-"""
+"""Reads a NeMo 2 checkpoint of Llama 3 or 3.1 without unpickling, and checks that it can be imported."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -110,7 +107,6 @@ def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
 
 
 def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
-    """Yield differing settings of RoPE scaling, which only NeMo's classes of Llama 3.1 have."""
     scaling = model.rope_scaling
     expected = {
         "scale_factor": scaling and scaling.factor,

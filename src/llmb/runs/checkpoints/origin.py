@@ -13,7 +13,7 @@ IDENTITY_DIGITS = 16
 
 
 class WeightsOrigin(Record):
-    """The initial weights of a run, or of the first run if it resumes; or the weights that adapters belong to."""
+    """The initial weights of a run (of the first run, if it resumes), or the weights that adapters belong to."""
 
     kind: Literal["random", "checkpoint", "unknown"]
     """``unknown``: the run resumes from a checkpoint that does not record the origin."""

@@ -1,17 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of prepared data and checkpoints, named as in the reference documents, and the format of packed datasets.
-
-A packed dataset has documents of tokens, combined into packs of at most ``seq_len`` places. Its folder holds
-``dataset.json``, written last, and arrays that training maps into memory:
-
-- ``tokens.npy``: uint32 [tokens], all documents in sequence; the documents of a pack are adjacent.
-- ``answers.npy``: bool [tokens], True for the tokens of answers, which the loss counts as labels.
-- ``documents.npy``: int64 [documents + 1], the first token of each document, and the end of the last.
-- ``packs.npy``: int64 [packs + 1], the first document of each pack, and the end of the last.
-
-A document of n + 1 tokens takes n places: its first n tokens are inputs, each with the token after it as its label.
-Unused places at the end of a pack are padding.
-"""
+"""Folders of prepared data, and the format of packed datasets. A document of n + 1 tokens takes n places."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -144,9 +132,13 @@ class PackedArrays:
     """The arrays of a packed dataset, mapped into memory."""
 
     tokens: "np.ndarray"
+    """uint32 [tokens]: all documents in sequence; the documents of a pack are adjacent."""
     answers: "np.ndarray"
+    """bool [tokens]: True for the tokens of answers, which the loss counts as labels."""
     documents: "np.ndarray"
+    """int64 [documents + 1]: the first token of each document, and the end of the last."""
     packs: "np.ndarray"
+    """int64 [packs + 1]: the first document of each pack, and the end of the last."""
 
 
 def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:

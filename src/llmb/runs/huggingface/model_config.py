@@ -23,17 +23,13 @@ HEADS = ("num_key_value_heads", "head_dim")
 LAYER_LISTS = ("moe_layers", "no_rope_layers", "layer_types", "attn_temperature_tuning")
 LONGEST_SHOWN = 200
 MOST_LAYERS = 1000
-"""Maximum number of layers whose settings are listed one by one; larger models are rejected anyway."""
+"""Maximum number of layers whose settings are listed one by one."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 """Settings of every format that act on weights."""
 
 
 def config_of(model: Model, dtype: ExportDtype, form: WeightsFormat | None = None) -> dict[str, Any]:
-    """Return the ``config.json`` of a model with weights in ``dtype``; ``form`` is by default the model's format.
-
-    Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
-    Special tokens are null: a run has no tokenizer. Raise UsageError if no format can express the model.
-    """
+    """Return the ``config.json`` of a model with weights in ``dtype``. Raise UsageError if no format can express it."""
     form = form or format_of(model)
     return {
         "architectures": [form.model_class],
@@ -66,9 +62,8 @@ def config_of(model: Model, dtype: ExportDtype, form: WeightsFormat | None = Non
 
 
 def config_differences(model: Model, config: Config) -> Iterator[str]:
-    """Yield ways in which ``config`` describes another model, or weights that training cannot start from.
-
-    Settings that act on no weight are not compared: sequence length, dropout, spread of initial values, tokens.
+    """Yield how ``config`` describes another model, or unusable weights; settings that act on no weight are not
+    compared.
     """
     form = format_of(model)
     if config.get("model_type") not in _types(form):
@@ -94,8 +89,7 @@ def setting_differences(model: Model, text: Config, form: WeightsFormat) -> Iter
 
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
-    """Yield keys with values whose effect on the model is unknown; null means not specified. The configuration must
-    not differ from the model."""
+    """Yield keys with values whose effect on the model is unknown. ``config`` must not differ from the model."""
     yield from unknown_to(format_of(model), config)
 
 
@@ -149,7 +143,6 @@ def _rope_scaling(model: Model) -> dict[str, Any] | None:
 
 
 def _setting(value: object) -> object:
-    """Return a value as in published configurations: 8192, not 8192.0, and True for a norm of each head."""
     if value == "rmsnorm":
         return True
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -164,9 +157,7 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 
 def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
-    """Return each reading of the settings that affect weights, normalized; settings without a value are None.
-    There are two readings if rotary settings are both where transformers 5 keeps them and where older versions do: the
-    version of transformers decides which counts."""
+    """Rotary settings in two places give two readings: the version of transformers decides which counts."""
     set_values = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}
     values = {**SILENT_EVERYWHERE, **form.silent, **renamed, **set_values}

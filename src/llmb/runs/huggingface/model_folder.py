@@ -114,15 +114,15 @@ LOCAL_METADATA = Path(".cache", "huggingface", "download")
 
 
 def hub_checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Return the hub's SHA-256 of each file, by name, if a link into the hub's cache or a download record has it."""
+    """Return the hub's SHA-256 of each file, by name, if the hub's cache or a download record has it."""
     checksums = {name: _linked(folder / name) or _recorded(folder, name) for name in names}
     return {name: checksum for name, checksum in checksums.items() if checksum}
 
 
 def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_block: Callable[[int], None]) -> list[str]:
-    """Return the names of files with a checksum other than the hub's; call ``on_block`` with the size of each block.
+    """Return files with another checksum than the hub's; call ``on_block`` with each block's size.
 
-    Raise OSError if a file cannot be read.
+    Raise OSError for unreadable files.
     """
 
     ended = Event()
@@ -150,7 +150,6 @@ def _linked(path: Path) -> str | None:
 
 
 def _recorded(folder: Path, name: str) -> str | None:
-    """Return the checksum from the record of a download (commit, checksum, time), unless the file changed later."""
     try:
         _, checksum, downloaded = (folder / LOCAL_METADATA / f"{name}.metadata").read_text().split()
         changed = (folder / name).stat().st_mtime > float(downloaded) + 1

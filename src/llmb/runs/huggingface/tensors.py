@@ -193,8 +193,9 @@ def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Sh
 def match_tensors(
     parameters: Mapping[str, Shape], available: Mapping[str, StoredTensor], form: WeightsFormat, *, tied: bool = False
 ) -> Match:
-    """Match every parameter to stored tensors by name. Missing and unknown tensors, and wrong shapes and dtypes, are
-    problems; if ``tied``, a head that is stored in addition to the embedding is ignored."""
+    """Match every parameter to stored tensors by name; missing and unknown tensors, wrong shapes and dtypes are
+    problems.
+    """
     multimodal = any(name.startswith(LANGUAGE_MODEL) for name in available)
     prefix = LANGUAGE_MODEL if multimodal else ""
     expected = {

@@ -50,7 +50,7 @@ YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
 def read_user_model(path: Path) -> UserModel:
-    """Return the model, and the path and digest of its file. Raise UsageError if a key or the file cannot be used."""
+    """Return the model, and its file's path and digest. Raise UsageError if a key or the file is unusable."""
     size = size_of_file(path)
     text = read_text_file(path)
     try:
@@ -72,7 +72,7 @@ def read_user_model(path: Path) -> UserModel:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dictionary; raise ValueError if it has a key twice, as one value would be lost."""
+    """Raise ValueError if a JSON object has a key twice, as one value would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
         name = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
@@ -92,7 +92,6 @@ def _format(config: Config, path: Path) -> WeightsFormat:
 
 
 def _model(config: Config, form: WeightsFormat, size: str) -> tuple[Model | None, list[str]]:
-    """Return the model and its problems; None as the model if its fields are invalid, or if it has too many layers."""
     text = text_config(config, form)
     set_values = {name: value for name, value in text.items() if value is not None or name == "sliding_window"}
     renamed = {usual: set_values[name] for name, usual in form.renamed.items() if name in set_values}
@@ -193,7 +192,6 @@ def _described(rope: object) -> object:
 
 
 def _windows(values: dict[str, Any], form: WeightsFormat, fields: dict[str, Any]) -> Iterator[str]:
-    """Set the window, if the format has one, and yield an unsupported window or layers; remove both from ``values``."""
     if form.every_window is None:
         return
     tokens, kinds = values.pop("sliding_window", None), values.pop("layer_types", None)

@@ -35,10 +35,9 @@ _data = partial(Option, panel="Data and checkpoints")
 
 
 class Answers(Record):
-    """Answers to the installer's questions. All are optional here: ``questions`` determines the required ones.
+    """Answers to the installer's questions; None is an open question, unlike ``none``.
 
-    ``answers_schema`` adds the answers that only a scheduler needs. ``none`` is an answer, too; None is an open
-    question.
+    Schedulers add answers in ``answers_schema``.
     """
 
     path: Annotated[

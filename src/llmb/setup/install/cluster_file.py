@@ -32,8 +32,10 @@ SAME_KEYS = ("gpu_type", "node_architecture", "image_folder")
 
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
-    """Read a file of answers, which may be a headless file of the reference suite's installer. Raise UsageError if it
-    is unreadable or invalid, or if another user owns it."""
+    """Read a file of answers, also the reference suite's headless file.
+
+    Raise UsageError if it is unusable or another user's.
+    """
     check_owner(path)
     try:
         data = read_data(path)
@@ -212,10 +214,10 @@ def user_changes(journal: Journal, section: Section) -> list[str]:
 
 
 def write_settings(journal: Journal, section: Section, *, keep: bool) -> str:
-    """Write cluster_config.yaml, or migrate the user's own file and add missing keys; return a text about the change.
+    """Write or complete cluster_config.yaml, or ``keep`` the user's; return the change as text.
 
-    With ``keep``, the user's own file is kept. Otherwise, raise UsageError if it is invalid or contradicts ``section``,
-    EnvironmentProblem if it is not writable."""
+    Raise UsageError or EnvironmentProblem.
+    """
     path = journal.root / CLUSTER_CONFIG
     if not path.exists() or journal.is_unchanged(CLUSTER_CONFIG):
         journal.file(CLUSTER_CONFIG, file_text(section))

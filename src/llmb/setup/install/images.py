@@ -90,7 +90,7 @@ def source_problem(text: str) -> str | None:
 
 
 def image_path(text: str, folder: Path, runtime: str) -> Path:
-    """Return the path of the image's file: ``text`` if it is a path other than an archive's, or else in ``folder``."""
+    """Return the path of the image's file: ``text`` if it is an image file, or else in ``folder``."""
     source = image_source(text)
     if isinstance(source, Path):
         return folder / (source.stem + SUFFIXES[runtime]) if source.suffix == ARCHIVE else source
@@ -98,8 +98,10 @@ def image_path(text: str, folder: Path, runtime: str) -> Path:
 
 
 def import_image(request: ImageRequest, say: Callable[[str], None]) -> ImportedImage:
-    """Import an image, unless its source is the file itself or, without ``force``, the file exists. Raise UsageError if
-    source or runtime is invalid, EnvironmentProblem if the import is impossible or fails, UserInterrupt on a signal."""
+    """Import an image if missing, or with ``force``.
+
+    Raise UsageError for invalid requests, EnvironmentProblem on failure, UserInterrupt on a signal.
+    """
     if request.runtime not in PROGRAMS:
         raise unknown("container runtime", request.runtime, PROGRAMS)
     source, folder = image_source(request.source), request.folder.absolute()

@@ -31,8 +31,7 @@ class InstalledItem(Record):
     path: str
     """The path relative to the root."""
     kind: Literal["folder", "file", "tree", "image"]
-    """How to remove it: a folder only if empty, a tree with its content, a file only if unchanged, and an image with
-    the leftovers of imports."""
+    """How to remove it: a folder if empty, a file if unchanged, a tree wholly, an image with leftovers."""
     sha256: tuple[str, ...] = ()
     """Checksums of all contents that were written to the file, the latest one last."""
 
@@ -63,8 +62,10 @@ def state_path(root: Path) -> Path:
 
 
 def read_state(root: Path) -> InstallState | None:
-    """Return the state, or None if nothing was installed. Raise UsageError if the file cannot be read, or belongs to a
-    user who is neither this user, the administrator nor the owner of the root."""
+    """Return the state, or None if nothing was installed.
+
+    Raise UsageError if unreadable, or owned by an untrusted user.
+    """
     path = state_path(root)
     check_links(path)
     check_owner(path, root)
@@ -136,7 +137,7 @@ class Journal:
         return self.root / path
 
     def image(self, path: str) -> None:
-        """Record a file that an import creates, unless it exists: then it does not belong to the installer."""
+        """Record a file that an import creates, unless it exists."""
         if not (self.root / path).exists():
             self._intend(InstalledItem(path=path, kind="image"))
 
@@ -159,8 +160,10 @@ class Journal:
 
 @contextmanager
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
-    """Yield the locked journal of ``root``; create both if they do not exist. Raise EnvironmentProblem if another
-    installer is running, or if a file cannot be written, UsageError if the state cannot be read."""
+    """Yield the locked journal of ``root``, perhaps new.
+
+    Raise EnvironmentProblem if locked or not writable, UsageError if unreadable.
+    """
     _begin(root, answers)
     with locked_journal(root) as journal:
         yield journal
@@ -168,8 +171,10 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
-    """Yield the locked journal of an existing installation. Raise UsageError if there is none or its state cannot be
-    read, EnvironmentProblem if it cannot be locked or was just removed."""
+    """Yield the locked journal of an existing installation.
+
+    Raise UsageError without a readable one, EnvironmentProblem if it cannot be locked.
+    """
     if not state_path(root).exists():
         do = "pass the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
@@ -212,9 +217,10 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 
 def remove(root: Path, items: Sequence[InstalledItem]) -> tuple[list[str], list[str]]:
-    """Remove the items, last first. Return the removed paths, and the kept ones: changed or unreadable files, and
-    folders that are not empty or cannot be removed. Raise UsageError for a path outside of the root, OSError if another
-    removal fails."""
+    """Remove the items, last first; return the removed and the kept paths.
+
+    Raise UsageError for paths outside, or OSError.
+    """
     removed, remaining = list[str](), list[str]()
     for item in reversed(items):
         path = root / item.path

@@ -41,8 +41,7 @@ IMAGES = "images"
 PREPARED_HOW = ("here", "job")
 
 ImportImage = Callable[[str, Path, str, str | None], Path]
-"""Imports an image, given its name, the folder for its file, the runtime and the nodes' architecture; returns the path
-of the file."""
+"""Imports an image, given its name, folder, runtime and the nodes' architecture; returns the path of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class InstallStep:
 
 
 def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
-    """Yield the workloads and sizes to prepare that the GPU type can train: the explicit size, or all but tiny ones."""
+    """Yield workloads and sizes to prepare that the GPU type can train: the explicit size, or all but tiny ones."""
     for name in answers.workloads:
         workload = catalogue.workloads.get(name)
         for size in workload.sources if workload else ():
@@ -182,10 +181,9 @@ def planned_removal(root: Path, *, results: bool) -> list[str]:
 
 
 def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
-    """Remove unchanged items of the journal; with ``results`` also its workloads' runs, prepared data and the history.
+    """Remove unchanged items; with ``results`` also runs, prepared data and history.
 
-    The next call continues a killed removal. Raise UsageError if nothing was installed, jobs are queued or running, or
-    a path leads outside of ``root``; EnvironmentProblem if another installer is running or removal fails.
+    Raise UsageError or EnvironmentProblem; a second call continues.
     """
     with locked_journal(root) as journal:
         _check_no_live_jobs(root, say)
@@ -242,7 +240,6 @@ def complete_removal(root: Path) -> bool:
 
 
 def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
-    """Raise UsageError if jobs are queued or running according to the history; the scheduler is not queried."""
     if not database_path(root).exists():
         return
     with read_history(root, say) as store:

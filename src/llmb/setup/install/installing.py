@@ -48,10 +48,10 @@ from llmb.setup.install.suite import remove_environments, suite_environments, su
 
 RESUMED = "the same command resumes here"
 ENVIRONMENT_BYTES = 12 * 10**9
-"""A conservative estimate of the size of PyTorch for CUDA with its libraries, both packed and unpacked."""
+"""A conservative estimate of the size of PyTorch for CUDA, both packed and unpacked."""
 CPU_ENVIRONMENT_BYTES = 3 * 10**9
 DOWNLOADED = 2
-"""The factor for the size of a checkpoint, because the download remains while it is converted."""
+"""The factor for a checkpoint's size while it is downloaded and converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,10 @@ class Installed:
 
 
 def all_answers(answers: Answers, root: Path) -> Answers:
-    """Return the explicit answers, completed from the installation in ``root`` or, if there is none, from
-    cluster_config.yaml in ``root``. Raise UsageError if a file cannot be used."""
+    """Return the explicit answers, completed from the installation, else from cluster_config.yaml.
+
+    Raise UsageError if a file is unusable.
+    """
     state = read_state(root)
     if state is None:
         return answers.above(answers_in(root))
@@ -98,7 +100,7 @@ def install_all(
     *,
     keep_settings: bool = False,
 ) -> Installed:
-    """Perform the steps that are not done. Raise the LlmbError of a check or step that fails; the same call resumes."""
+    """Perform the steps that are not done; the same call resumes. Raise the LlmbError of a failed check or step."""
     check_space(catalogue, answers, root)
     with opened_journal(root, answers) as journal:
         before = Path(journal.state.root)  # the same folder may have two names, such as through a link
@@ -188,7 +190,6 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
 
 
 def _first_run(catalogue: Catalogue, names: Sequence[str]) -> str:
-    """Return the options for a first run: of a tiny model, if possible of one of the workloads and without data."""
     tiny = [
         (resolve(catalogue, Request(workload=name, size="tiny", gpu_type=CPU)), bool(catalogue.workloads[name].sources))
         for name in (*names, "pretrain_llama3.1")
@@ -210,7 +211,7 @@ EXECUTABLE = 0o755
 
 
 def all_steps(what: Installation) -> Sequence[InstallStep]:
-    """Return the steps in order. Each checks whether it is done, so that an interrupted installation can be resumed."""
+    """Return the steps in order."""
     steps = [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what)]
     return [*steps, *suite_steps(what), *_preparations(what)]
 

@@ -80,8 +80,10 @@ class Surroundings:
     """The offers of the schedulers that were queried, by name."""
 
     def offer(self, scheduler: str) -> Offer:
-        """Return what a scheduler offers, from its first response. Raise InfrastructureError if it does not respond,
-        EnvironmentProblem if it is not installed."""
+        """Return what a scheduler offers.
+
+        Raise InfrastructureError if it does not respond, EnvironmentProblem if it is not installed.
+        """
         if scheduler not in self.offers:
             self.offers[scheduler] = find_scheduler(scheduler).offer()
         return self.offers[scheduler]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The questions of an installation, in order: their conditions, valid answers and defaults.
-
-On a terminal, the user is asked for missing answers to interactive questions, and to correct invalid ones. Otherwise,
-defaults are used; invalid answers, and missing ones without a default, are reported together.
+"""The questions of an installation, in order, with conditions, valid answers and defaults; invalid answers are reported
+together.
 """
 
 import platform

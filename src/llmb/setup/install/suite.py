@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference suite's own software in an installation: checkout, image, NeMo, virtual environment.
-
-Files that the suite's own installer or the user created are used as they are, and never changed.
+"""The reference suite's own software in an installation; files of the user or of the suite's installer are never
+changed.
 """
 
 import os
@@ -71,7 +70,7 @@ def _is_filled(script: LaunchScript, environment: Path) -> bool:
 
 
 def remove_environments(journal: Journal) -> None:
-    """Remove the environments that were created here, because they do not work after a move."""
+    """Remove the environments that were created here."""
     for item in journal.state.made:
         if item.path.startswith(ENVIRONMENT_PREFIX):
             journal.tree(item.path)
@@ -183,7 +182,7 @@ class _Software:
         return str(image)
 
     def make(self, need: Need) -> str:
-        """Clone NeMo at its commit with the release's patch, if any, or copy a file of the release; return a text."""
+        """Clone NeMo at its commit, with the release's patch if any, or copy a file; return a text."""
         target = Path(filled_path(need.path, self.values()))
         if not target.is_relative_to(self.root):
             what = f"{target} is missing or differs from the release, and llmb does not change files there"

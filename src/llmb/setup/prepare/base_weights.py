@@ -44,10 +44,9 @@ class PreparedCheckpoint:
 def prepare_checkpoint(
     catalogue: Catalogue, request: CheckpointRequest, folders: PreparedFolders, on_progress: OnProgress, on_note: OnNote
 ) -> PreparedCheckpoint:
-    """Import the base model for fine-tuning, resume an import that was killed, or accept the complete checkpoint.
+    """Import the base model unless its checkpoint exists; resume a killed import.
 
-    Raise UsageError if the existing checkpoint is damaged or a different one, EnvironmentProblem if the disk has no
-    space, and errors as ``fetch_model`` and ``import_checkpoint`` do.
+    Raise UsageError or EnvironmentProblem.
     """
     source = source_of(catalogue, request.workload, request.size)
     model = find_model(catalogue, request.workload, request.size)
@@ -85,7 +84,6 @@ def _other(target: Path, what: str) -> UsageError:
 
 
 def _check_room(model: Model, source: Source, folders: PreparedFolders, target: Path) -> None:
-    """Raise EnvironmentProblem if the disk lacks room for what is left to convert and to download to this disk."""
     size = PUBLISHED_BYTES * parameter_count(model)[0]
     converted = min(size, _size(partial_path(target) / WEIGHTS))
     cache, need = hub_cache(folders.hub), size - converted

@@ -88,7 +88,7 @@ class ImportRequest:
 
 
 def default_processes() -> int:
-    """Return the number of this process's cores, but at most ``MOST_PROCESSES``, because more are not faster."""
+    """Return the number of this process's cores, but at most ``MOST_PROCESSES``."""
     return min(usable_cores(), MOST_PROCESSES)
 
 
@@ -112,10 +112,9 @@ def export_checkpoint(
     verify: bool,
     merged: MergedAdapters | None = None,
 ) -> None:
-    """Write the weights of the checkpoint at ``path``, plus ``merged`` adapters, as a Hugging Face model to ``target``.
+    """Write a checkpoint's weights, with ``merged`` adapters, as a Hugging Face model to ``target``.
 
-    ``target`` must be new or empty. Raise UsageError if a checkpoint or folder cannot be used, EnvironmentProblem if a
-    package or disk space is missing, and errors as ``run_converter`` does.
+    Raise UsageError or EnvironmentProblem.
     """
     checkpoint, target = read_checkpoint(path), target.absolute()
     model = checkpoint.record.model
@@ -156,10 +155,9 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Create a weights-only checkpoint from another program's checkpoint; resume an import that was killed.
+    """Create a weights-only checkpoint from another program's; resume a killed import.
 
-    Raise UsageError if the source is not an intact checkpoint of the model or the target has content,
-    EnvironmentProblem if a package or disk space is missing, and errors as ``run_converter`` does.
+    Raise UsageError, EnvironmentProblem or errors of ``run_converter``.
     """
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
@@ -209,8 +207,7 @@ def read_source(path: Path, model: Model) -> WeightsFolder:
 
 
 def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Raise UsageError with all files that differ from the checksums that the hub's client saved, OSError if a file is
-    unreadable."""
+    """Raise UsageError with files that differ from the hub's saved checksums, OSError if a file is unreadable."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
         return
@@ -280,9 +277,9 @@ def check_converter() -> None:
 
 
 def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
-    """Run ``job`` in the converting program; return the result of an import, None for an export.
+    """Run ``job`` in the converting program; return an import's result, else None.
 
-    Raise the program's own error, RunFailed if it reported none, or UserInterrupt.
+    Raise its error, RunFailed or UserInterrupt.
     """
     last = ConverterMessage()
 
@@ -348,8 +345,10 @@ def base_and_adapters(
 
 
 def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoint:
-    """Find the base of the adapters in ``checkpoint``: at ``explicit``, or where it was during training. Raise
-    UsageError if it is missing, or is a different checkpoint."""
+    """Find the base of adapters at ``explicit``, or where it was during training.
+
+    Raise UsageError if missing or different.
+    """
     recorded = checkpoint.record.base
     path = explicit or (Path(recorded.path) if recorded and recorded.path else None)
     if recorded is None or recorded.path is None or path is None:
@@ -365,9 +364,9 @@ def base_of(checkpoint: SavedCheckpoint, explicit: Path | None) -> SavedCheckpoi
 
 
 def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
-    """Create a checkpoint of adapters from a folder in peft's format.
+    """Create a checkpoint of adapters from peft's format.
 
-    Raise UsageError if these are unsupported or the base does not fit, and errors as ``import_checkpoint`` does.
+    Raise UsageError for unsupported adapters, and errors as ``import_checkpoint`` does.
     """
     source, target, base = request.source.absolute(), request.target.absolute(), read_checkpoint(request.base)
     config = read_json(source / ADAPTER_CONFIG)

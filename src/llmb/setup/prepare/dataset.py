@@ -65,10 +65,9 @@ class PreparedDataset:
 def prepare_dataset(
     catalogue: Catalogue, request: DatasetRequest, folders: PreparedFolders, on_count: OnCount, say: Say
 ) -> PreparedDataset:
-    """Prepare missing parts of a dataset; existing parts are checked and kept unless ``force`` is set.
+    """Prepare missing parts of a dataset, or all with ``force``.
 
-    Raise UsageError for an unsuitable source, tokenizer or prepared file, EnvironmentProblem if writing fails, a
-    package is missing or another process is preparing the same dataset, and errors as ``fetch_model`` does.
+    Raise UsageError, EnvironmentProblem, and errors as ``fetch_model`` does.
     """
     work = _Preparation(catalogue, request, folders, on_count, say)
     check_installed("preparing a dataset", "numpy", "tokenizers")
@@ -84,13 +83,12 @@ _CHECKSUMS = " (CRC-32 "
 
 
 def local_source(path: Path, files: Files) -> str:
-    """Describe a local source with the checksums of its files, so that changed content is a different source."""
+    """Describe a local source with the checksums of its files."""
     checksums = [file_checksum(file) for paths in files.values() for file in paths]
     return f"{path.absolute()}{_CHECKSUMS}{', '.join(checksums)})"
 
 
 def _same_content(one: str, other: str) -> bool:
-    """Return True if two sources are equal, or are local files with the same content at two paths."""
     contents = [text.partition(_CHECKSUMS)[2] for text in (one, other)]
     return one == other or (contents[0] != "" and contents[0] == contents[1])
 
@@ -161,8 +159,6 @@ class _Preparation:
             raise UsageError(f"prepared files are damaged:{itemized(damage)}", where=str(folder), do=FORCE)
 
     def _kept(self, folder: Path, samples: SampleFiles) -> PackedDataset | None:
-        """Return the packed dataset in ``folder``; None if there is none, or with ``force``. Raise UsageError if it is
-        incomplete, made from other samples or with another tokenizer or, with ``verify``, damaged."""
         record = None if self.request.force else read_packed(folder)
         if record is None:
             return None

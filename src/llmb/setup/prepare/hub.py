@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only module that contacts the Hugging Face hub, to prepare data and weights, and to check access.
-
-The hub's library reads the token from HF_TOKEN or the file that 'hf auth login' writes, retries rate-limited requests,
-and caches downloads, which it uses without a network. llmb never stores a token that the user types.
-"""
+"""The only module that contacts the Hugging Face hub. llmb never stores a token that the user types."""
 
 import os
 import socket
@@ -38,7 +34,7 @@ AccessState = Literal["granted", "not granted", "no token", "token rejected", "n
 """The user's access to a repository; a repository that is hidden from the user is ``not found`` too."""
 
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json")
-"""Files of a model: no pickles, and no copies of the weights in other formats in subfolders."""
+"""Files of a model, without pickles and files in subfolders."""
 RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 THREADS = 4
 LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token from https://huggingface.co/settings/tokens"
@@ -66,11 +62,9 @@ class Refusal:
 def fetch_model(
     name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, *, weights: bool = True
 ) -> Path:
-    """Download the tokenizer and, with ``weights``, the weights of ``name``, such as ``meta-llama/Meta-Llama-3-70B``.
+    """Download a model's tokenizer and, with ``weights``, its weights; return the folder.
 
-    Return their folder. ``page`` is where access is requested. Files that were downloaded before are kept. Raise
-    UsageError for a model that is not on the hub or incomplete there, EnvironmentProblem if this machine or user cannot
-    download it, InfrastructureError if the hub fails, and UserInterrupt.
+    Raise UsageError, EnvironmentProblem, InfrastructureError or UserInterrupt.
     """
     if page is None:
         do = f"pass {'--source' if weights else '--tokenizer'} FOLDER; 'llmb prepare sample small' creates small/model"
@@ -86,9 +80,9 @@ def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes) -> Pat
 
 
 def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Refusal | None:
-    """Return why this user cannot read a repository, or why that is unknown; None if the user can read it.
+    """Return why this user cannot read a repository, else None.
 
-    ``endpoint`` is as in ``Hub``. Raise EnvironmentProblem if the library that contacts the hub is not installed.
+    Raise EnvironmentProblem if the hub's library is not installed.
     """
     check_installed("checking access", "huggingface_hub")
     from huggingface_hub import HfApi
@@ -119,9 +113,9 @@ class Hub:
     """None for the library's default: HF_ENDPOINT, or huggingface.co."""
 
     def fetch(self, name: str, kind: Kind, patterns: Sequence[str], needed: Sequence[str], on_bytes: OnBytes) -> Path:
-        """Download a repository's files that match ``patterns``; at least one must match each of ``needed``.
+        """Download files that match ``patterns``, one or more per ``needed``; return the folder.
 
-        Without a network, return the folder of an earlier download. Raise errors as ``fetch_model`` does.
+        Raise as ``fetch_model`` does.
         """
         check_installed("downloading", "huggingface_hub")
         cache, local = hub_cache(self.folder), "--tokenizer" if needed == (TOKENIZER,) else "--source"
@@ -161,7 +155,6 @@ class Hub:
 
 
 def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the library's are untyped)
-    """Return a class of invisible progress bars that call ``on_bytes``, and end the download after a signal."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):
@@ -183,7 +176,6 @@ def _bars(on_bytes: OnBytes, signals: SignalGate) -> Any:  # noqa: ANN401 (the l
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
-    """Return True if a path matches one of the patterns, in which a star matches no slash."""
     return any(file.count("/") == pattern.count("/") and fnmatch(file, pattern) for pattern in patterns)
 
 
@@ -192,7 +184,6 @@ def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the types of the exceptions that failures of the hub, the network and the disk cause in the library."""
     from huggingface_hub.errors import HfHubHTTPError
 
     # Its base is the class of all errors of the HTTP library, which depends on the version.
@@ -289,8 +280,10 @@ class RepositoryAccess:
 def needed_repositories(
     catalogue: Catalogue, models: Iterable[tuple[str, str]], *, weights: bool = True, data: bool = True
 ) -> tuple[NeededRepository, ...]:
-    """Return the repositories that workloads and sizes need, without duplicates: of models if ``weights``, of datasets
-    if ``data``. Raise UsageError for a workload that needs no preparation."""
+    """Return the repositories that workloads and sizes need.
+
+    Raise UsageError for a workload that needs no preparation.
+    """
     files: dict[tuple[str, Kind, str], list[str]] = {}
     for workload, size in models:
         source = source_of(catalogue, workload, size)
@@ -308,8 +301,10 @@ def can_check() -> bool:
 
 
 def check_access(repositories: Sequence[NeededRepository], endpoint: str | None = None) -> tuple[RepositoryAccess, ...]:
-    """Check access to each repository with one small request and the user's token, without retries. Raise
-    EnvironmentProblem if the library that contacts the hub is not installed."""
+    """Check access to each repository with the user's token.
+
+    Raise EnvironmentProblem if the hub's library is not installed.
+    """
     access = []
     for repository in repositories:
         refusal = access_refusal(repository.name, repository.kind, repository.page, endpoint)

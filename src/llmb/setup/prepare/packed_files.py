@@ -24,8 +24,9 @@ ENOUGH_FILL = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """``order``, int64 [documents]: documents, sorted by pack. ``packs``, int64 [packs + 1]: the first document of each
-    pack in ``order``, and the number of documents."""
+    """``order``, int64 [documents], is sorted by pack; ``packs``, int64 [packs + 1], has each pack's first document in
+    ``order``.
+    """
 
     packer: Packer
     order: "np.ndarray"
@@ -33,11 +34,8 @@ class Packs:
 
 
 def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
-    """Pack documents of ``lengths`` places, int64 [documents], none of which is longer than ``seq_len``.
-
-    Shuffled documents, NeMo's default, make packs of similar cost. If more than 2 % of their places stay empty, for
-    example because documents are almost as long as a pack, documents are packed by decreasing length if that takes
-    fewer packs. The packs then differ in cost, but less of a step is padding.
+    """Pack documents of ``lengths`` places, int64 [documents], none longer than ``seq_len``, shuffled or by decreasing
+    length.
     """
     shuffled = _first_fit(lengths, seq_len, seed, "first-fit-shuffle")
     if fill(shuffled, lengths, seq_len) >= ENOUGH_FILL:
@@ -64,11 +62,7 @@ def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -
 
 
 def first_fit(lengths: list[int], seq_len: int) -> list[int]:
-    """Return the pack number of each document: the first pack with enough room at the document's turn.
-
-    A tree over the packs stores the most room in each subtree, so that placing a document takes logarithmic time. At
-    most one pack is less than half full, which bounds the number of packs.
-    """
+    """Return the pack number of each document: the first pack with enough room at the document's turn."""
     leaves = 1
     while leaves < 2 * sum(lengths) // seq_len + 2:
         leaves *= 2
@@ -101,21 +95,20 @@ SEED = 1234
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """All samples of a split as tokens, in the order of the samples.
-
-    ``tokens``, uint32 [tokens], is mapped into memory. ``starts``, int64 [samples + 1], has the position in ``tokens``
-    at which each sample begins, and the end. ``prompts``, int64 [samples], has the number of tokens before each answer.
-    """
+    """All samples of a split as tokens, in the order of the samples."""
 
     tokens: "np.ndarray"
+    """uint32 [tokens], mapped into memory."""
     starts: "np.ndarray"
+    """int64 [samples + 1]: the position in ``tokens`` at which each sample begins, and the end."""
     prompts: "np.ndarray"
+    """int64 [samples]: the number of tokens before each answer."""
 
 
 def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
-    """Encode the samples in ``path`` into a file in ``temporary``; call ``on_count`` with the number of samples so far.
+    """Encode the samples in ``path`` into a file in ``temporary``.
 
-    This takes memory for one batch and two numbers per sample. Raise OSError if a file cannot be read or written.
+    Raise OSError if a file cannot be read or written.
     """
     import numpy as np
 
@@ -141,9 +134,9 @@ def write_packed(
     seq_len: int,
     name: str,
 ) -> PackedDataset:
-    """Pack the documents that fit ``seq_len`` places into a new dataset in ``folder``.
+    """Pack documents that fit ``seq_len`` into a dataset.
 
-    Raise UsageError if none fits, or if ``folder`` has content or is in use, EnvironmentProblem if writing fails.
+    Raise UsageError if none fits or ``folder`` is occupied, EnvironmentProblem on failure.
     """
     import numpy as np
 
@@ -220,7 +213,7 @@ def _answers_of(documents: Documents, chunk: "np.ndarray") -> "np.ndarray":
 
 
 def _write_array(path: Path, dtype: "np.dtype", length: int, parts: "Iterable[np.ndarray]") -> str:
-    """Write an array part by part; return its checksum. A memory map would end the process on a full disk."""
+    """Write an array part by part: a memory map would end the process on a full disk."""
     from numpy.lib import format as npy
 
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}

@@ -28,10 +28,10 @@ from llmb.runs.checkpoints.prepared_data import prepared_folders
 TIME_LIMIT_MIN = 55
 """Time limit of a job in minutes, from the reference documents."""
 CPUS = 8
-"""Cores of a job, which runs several processes; the default of schedulers is often a single core."""
+"""Cores of a job, which runs several processes."""
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-"""Proxy variables, which may contain a password and may be a node's only way to reach the hub."""
+"""Proxy variables, which may contain a password."""
 ASK_S = 10.0
 _option = partial(Option, panel="Preparation", basic=True)
 

@@ -77,10 +77,9 @@ def read_prepared(path: Path, shape: type[Prepared]) -> Prepared | None:
 
 
 def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_count: OnCount) -> SampleFiles:
-    """Write the samples of ``files`` to ``folder``; ``temporary`` is an empty folder.
+    """Write the samples of ``files``; ``temporary`` is an empty folder.
 
-    This takes memory for one sample, and for the positions of all. Raise UsageError for an invalid sample or an empty
-    split, EnvironmentProblem if a package is missing, OSError if writing fails.
+    Raise UsageError for invalid samples, EnvironmentProblem without a package, OSError.
     """
     (folder / RECORD).unlink(missing_ok=True)  # until the end, the files are inconsistent
     roles, rule = roles_of(files)
@@ -120,10 +119,7 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
 
 
 def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], str]:
-    """Return the splits to draw from each split of a source, and a description of this rule.
-
-    From training and validation, NeMo draws validation from training, and uses the source's validation as test.
-    """
+    """Return the splits to draw from each split of a source, as NeMo does, and a description of this rule."""
     match sorted(splits):
         case ["test", "training", "validation"]:
             return {split: (split,) for split in SPLITS}, "splits are those of the source"
@@ -139,8 +135,6 @@ def roles_of(splits: Iterable[Split]) -> tuple[dict[Split, tuple[Split, ...]], s
 
 
 def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[list[int], int]:
-    """Write all samples that have an answer to ``target``; return the offset of each and of the end, and the number
-    of samples without an answer."""
     starts, unanswered = [0], 0
     with target.open("wb") as stream:
         for path in paths:
@@ -155,10 +149,7 @@ def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[li
 
 
 def _drawn(parts: tuple[Split, ...], count: int) -> Mapping[Split, Sequence[int]]:
-    """Return the sample numbers of each part, in the order to write them; the last of several parts gets the rest.
-
-    The permutation and the rounding are as in ``datasets.Dataset.train_test_split``, which NeMo calls.
-    """
+    """The permutation and the rounding are as in ``datasets.Dataset.train_test_split``, which NeMo calls."""
     import numpy as np
 
     if len(parts) == 1:
@@ -198,7 +189,7 @@ def _write_lines(path: Path, samples: Iterable[DatasetSample], split: Split) -> 
 
 
 def _write_index(path: Path) -> dict[str, str]:
-    """Write the positions of all line ends as an array, and its metadata in NeMo's form: a pickled dictionary."""
+    """The metadata has NeMo's form: a pickled dictionary."""
     import numpy as np
 
     lengths = np.fromiter(map(len, _read_lines(path)), dtype=np.int64)

@@ -116,7 +116,7 @@ def _write_json(path: Path, document: object) -> None:
 
 TEXTS = 1200
 LONGEST = 8
-"""Maximum number of facts in a text; few texts are long, as in SQuAD."""
+"""Maximum number of facts in a text."""
 QUESTIONS = 3
 """Maximum number of questions per text."""
 
@@ -174,7 +174,6 @@ def squad_rows() -> Iterator[dict[str, Any]]:
 
 
 def _facts(drawn: random.Random) -> list[Fact]:
-    """Draw one or more facts, no two of the same kind about the same person."""
     count = 1 + int(LONGEST * drawn.random() ** 2)
     places = [(name, kind) for name in NAMES for kind in KINDS]
     facts = []
@@ -190,10 +189,9 @@ SIZE = "tiny"
 
 
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
-    """Write ``squad.jsonl`` and ``model/`` to a new folder; the same workload gives the same files.
+    """Write ``squad.jsonl`` and ``model/`` to a new folder, deterministically.
 
-    Raise UsageError for a size other than tiny, a workload that needs no preparation, or a ``folder`` with content;
-    EnvironmentProblem if writing fails, or if a package is missing.
+    Raise UsageError for an unsuitable size, workload or folder, or EnvironmentProblem.
     """
     source_of(catalogue, workload, size)
     if size != SIZE:

@@ -25,20 +25,14 @@ FILES = (TOKENIZER, *NAMING, CONFIG, "generation_config.json")
 
 @dataclass(frozen=True, slots=True)
 class LoadedTokenizer:
-    """A tokenizer that is ready to use, with its record.
-
-    ``space`` precedes an answer; it is empty if the tokenizer itself marks the start of a word, as in NeMo.
-    """
+    """A tokenizer with its record; ``space`` precedes answers, and is empty if the tokenizer marks starts of words."""
 
     tokenizer: "Tokenizer"
     record: TokenizerRecord
     space: str
 
     def encode(self, samples: Sequence[DatasetSample]) -> Iterator[tuple[list[int], int]]:
-        """Yield the tokens of each sample, without BOS but with EOS, and the index of its answer's first token.
-
-        As in NeMo and Megatron-Bridge, prompt and answer are stripped of spaces, and encoded separately.
-        """
+        """Yield each sample's tokens, without BOS but with EOS, as NeMo encodes them, and the index of its answer."""
         prompts = [sample.input.strip(" ") for sample in samples]
         answers = [self.space + sample.output.strip(" ") for sample in samples]
         encoded = self.tokenizer.encode_batch_fast([*prompts, *answers], add_special_tokens=False)
@@ -61,9 +55,9 @@ def checksum(file: Path) -> str:
 
 
 def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
-    """Load the tokenizer in ``file`` for the model ``name``, which has ``vocab_size`` embeddings.
+    """Load the tokenizer of model ``name``.
 
-    Raise UsageError if a file is invalid, or if there are more tokens than embeddings or no end-of-sequence token.
+    Raise UsageError for an invalid file, too many tokens, or no end-of-sequence token.
     """
     import numpy  # noqa: F401 (tokenizers needs it, and says so in a panic)
     from tokenizers import Tokenizer
@@ -108,7 +102,6 @@ def _marks_spaces(tokenizer: "Tokenizer") -> bool:
 
 
 def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) -> int | None:
-    """Return the ID of ``eos`` or ``bos`` from files next to the tokenizer, if any; raise UsageError if it is wrong."""
     for name in NAMING:
         token = _settings(file.with_name(name)).get(f"{which}_token")
         text = token.get("content") if isinstance(token, dict) else token

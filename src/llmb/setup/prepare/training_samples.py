@@ -43,8 +43,7 @@ def from_question(context: str, question: str, answers: tuple[str, ...]) -> Data
 
 
 def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
-    """Convert a row, with a question or with input and output, to a sample; return None if it has no answer. Raise
-    Malformed for any other row."""
+    """Convert a row to a sample; return None if it has no answer. Raise Malformed for other rows."""
     if "input" in row:
         _require(row, TEMPLATED_KEYS)
         answers = row.get("original_answers", ())
@@ -124,9 +123,9 @@ Row = tuple[str, Mapping[str, Any]]
 
 
 def split_files(source: Path) -> Files:
-    """Return the files of each split at ``source``: a folder with files named after splits, or one file for training.
+    """Return each split's files in a folder, or one file for training.
 
-    Raise UsageError if ``source`` is unreadable, has no file for training, or has alternative files for a split.
+    Raise UsageError if unreadable, ambiguous or without training.
     """
     if not source.is_dir():
         with open_file(source, do="pass a file or a folder with --source"):
@@ -150,7 +149,6 @@ def split_files(source: Path) -> Files:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below a folder, except hidden ones, such as the hub's notes about its downloads."""
     for path in list_folder(folder):
         if path.name.startswith("."):
             continue
@@ -161,14 +159,15 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _holds(path: Path, split: Split) -> bool:
-    """Return True if a file, such as ``train-v1.1.json``, or its folder is named after the split."""
     match = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
     return match is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
 
 
 def read_samples(path: Path) -> Iterator[DatasetSample | None]:
-    """Yield every sample of a file, in order; None for a question without an answer. Raise UsageError, with the line or
-    the position, for anything that is not a sample, EnvironmentProblem if pyarrow is needed and missing."""
+    """Yield every sample of a file; None for one without an answer.
+
+    Raise UsageError for invalid samples, EnvironmentProblem without pyarrow.
+    """
     for place, row in _rows(path):
         try:
             yield from_row(row)

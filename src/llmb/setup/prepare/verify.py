@@ -88,8 +88,10 @@ class _Target:
 def verify_prepared(
     catalogue: Catalogue, workload: str, size: str, folders: PreparedFolders, on_progress: OnProgress | None
 ) -> Verification:
-    """Compare the sizes of all files with their records; with ``on_progress``, also verify the files' checksums. Raise
-    UsageError for a workload that needs no preparation, OSError or ValueError for an unreadable record."""
+    """Compare file sizes with records; with ``on_progress``, also checksums.
+
+    Raise UsageError, or OSError or ValueError for an unreadable record.
+    """
     source, model = source_of(catalogue, workload, size), find_model(catalogue, workload, size)
     target = _Target(workload, size, source, model, folders)
     documented = find_workload(catalogue, workload).checkpoints.get(size)
@@ -186,7 +188,6 @@ def _others(target: _Target) -> Iterator[Item]:
 
 
 def _read(items: list[_Reading], on_progress: OnProgress) -> Iterator[_Reading]:
-    """Yield the items after reading their files; mark an item as damaged if a file differs from its record."""
     total = sum(item.bytes for item, checksums in items if checksums)
     read_bytes = 0
 
