@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that users can encounter, and parts of their texts. Each class has an exit code that scripts can rely on."""
+"""Errors that users can encounter, and parts of their texts. Scripts can rely on the exit codes."""
 
 import difflib
 import math
@@ -65,7 +65,7 @@ class UsageError(LlmbError):
 
 
 class EnvironmentProblem(LlmbError):
-    """This machine lacks something that the request needs, or a file cannot be written or is damaged (exit code 3)."""
+    """This machine lacks something, or a file cannot be written or is damaged (exit code 3)."""
 
     exit_code = 3
 
@@ -77,7 +77,7 @@ class RunFailed(LlmbError):
 
 
 class Regressed(LlmbError):
-    """A run, or a group of runs, is slower than its reference by more than the tolerance (exit code 5)."""
+    """Runs are slower than their reference by more than the tolerance (exit code 5)."""
 
     exit_code = 5
     heading = "verdict"
@@ -121,7 +121,7 @@ def itemized(items: Iterable[object]) -> str:
 
 
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
-    """Return an error for a value that is not one of ``choices``, with a suggestion if one of them is similar."""
+    """Return an error for a value that is not one of ``choices``, which may suggest a similar one."""
     names = [str(choice) for choice in choices]
     model = str(value).lower().removeprefix("pretrain_").removeprefix("finetune_").partition("_")[0]
     meant = did_you_mean(value, names)
@@ -132,11 +132,7 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """Return a suggestion with the closest of ``names``, or an empty string if none is similar.
-
-    For a size such as 7b, the nearest size is suggested. Another short text that ends in a digit must be more similar:
-    a100 does not suggest h100.
-    """
+    """Return text that suggests the closest of ``names``, or an empty string if none is similar."""
     text, known = str(value).lower(), list(names)
     if _BILLIONS.fullmatch(text) and (sizes := [name for name in known if _BILLIONS.fullmatch(name)]):
         near = [min(sizes, key=lambda name: abs(math.log(float(name[:-1]) / (float(text[:-1]) or 1))))]

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens untrusted files, but only regular ones, because reading a pipe or a device may never end. Also reads the files
-of /proc and /sys.
-"""
+"""Opens untrusted files, except pipes and devices, whose reads may never end. Also reads /proc and /sys."""
 
 import errno
 import os
@@ -15,7 +13,7 @@ from llmb.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemFiles:
-    """Files of /proc and /sys below ``root``. A file that cannot be read raises no error: a device may be off."""
+    """Files of /proc and /sys below ``root``. Files that cannot be read raise no error."""
 
     root: Path = Path("/")
 
@@ -93,7 +91,7 @@ def read_up_to(stream: BinaryIO, most_bytes: int, path: Path) -> bytes:
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
-    """Open a file that the user named; raise UsageError if that fails. ``do`` is the advice for a missing file."""
+    """Open a regular file; raise UsageError if that fails. ``do`` is the advice if it is missing."""
     try:
         return open_regular(path)
     except FileNotFoundError as error:
@@ -104,7 +102,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
 
 
 def parse_path(text: str | Path) -> Path:
-    """Return ``text`` as a path, which need not exist, with ``~`` expanded; raise UsageError if it cannot be a path."""
+    """Return ``text`` as a path, with ``~`` expanded; raise UsageError if it cannot be a path."""
     try:
         path = Path(text).expanduser()
         path.lstat()
@@ -129,16 +127,15 @@ def check_reachable(path: Path) -> None:
 
 
 def not_regular(mode: int) -> str | None:
-    """Return a predicate such as ``is a pipe`` for the mode of a file that is not regular; None for a regular file."""
+    """Return a predicate such as ``is a pipe``; None for the mode of a regular file."""
     if stat.S_ISREG(mode):
         return None
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "is of an unknown type")
 
 
 def check_values(text: bytes, most: int = MOST_VALUES) -> None:
-    """Raise ValueError if JSON may have more than ``most`` values, judging by its commas and opening brackets. A value
-    of two bytes takes about 100 bytes of memory when parsed, or 1,000 if it is invalid.
-    """
+    """Raise ValueError if JSON has more than ``most`` commas and opening brackets, which limits the memory to parse
+    it."""
     if sum(map(text.count, (b",", b"{", b"["))) > most:
         raise ValueError(f"it has more than {most:,} values")
 

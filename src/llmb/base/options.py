@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options, declared as fields of records: ``steps: Annotated[int | None, Option(help=..., minimum=1)] = None``.
-
-The field provides the name, the type and the default. The command line, campaign files, variables and documentation
-derive from it. The option's form checks text such as ranges of numbers.
-"""
+"""Options, declared as fields of records: ``steps: Annotated[int | None, Option(help=..., minimum=1)] = None``."""
 
 import dataclasses
 import inspect
@@ -154,7 +150,8 @@ class Option:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The option's keys in files: its name, its field's unless a flag negates it, and names made of long flags."""
+        """The option's keys in files: its name, its field's unless a flag negates it, and its long flags with
+        underscores."""
         long = (text.partition("/")[0] for text in self.spellings if text.startswith("--"))
         spelled = (text.removeprefix("--").replace("-", "_") for text in long)
         return tuple(dict.fromkeys((self.name, *(() if self.negates else (self.field,)), *spelled)))
@@ -193,8 +190,7 @@ class Option:
                 yield from (yes, str(item))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """Convert a parsed value to the field's value: to lower case if case is ignored, to False for a ``--no-`` flag,
-        to an absolute path for a folder. Raise UsageError if a path looks like a secret."""
+        """Convert a parsed value to the field's value. Raise UsageError if a path looks like a secret."""
         if isinstance(given, str) and self.form.any_case:
             return given.lower()
         if self.negates:
@@ -212,7 +208,7 @@ def options_of(*records: type) -> Mapping[str, Option]:
 
 
 def build(record: type[Shape], values: Mapping[str, Any]) -> Shape:
-    """Return a record made from values of options; a value that is None or missing leaves the field at its default."""
+    """Return a record made from values of options, by name; None or a missing value leaves the default."""
     given: dict[str, Any] = {}
     kind: type = record
     for field, declared in _declared(kind).items():

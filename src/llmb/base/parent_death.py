@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command that Linux kills when the process that started the command ends, even if the command is suspended.
-
-``python -m llmb.base.parent_death PARENT COMMAND...``, where PARENT is the id of the starting process, asks the kernel
-for this and then becomes COMMAND. Asking between fork and exec instead could deadlock if PARENT has threads.
-"""
+"""``python -m llmb.base.parent_death PARENT COMMAND...`` becomes COMMAND, which Linux kills when process PARENT ends. A
+``preexec_fn`` could deadlock."""
 
 import ctypes
 import os

@@ -46,9 +46,7 @@ class SignalGate:
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[SignalGate]:
-    """Raise Interrupted for the first signal of ``ENDING``, once the gate is open; ignore further signals. Without
-    the gate, a process would be left behind if the signal came while it started.
-    """
+    """Raise Interrupted for the first signal of ``ENDING`` once the gate is open; ignore further signals."""
     gate = SignalGate()
     previous = {number: signal.signal(number, gate.take) for number in ENDING}
     try:
@@ -75,9 +73,7 @@ Stream = IO[bytes] | int
 def started_program(
     command: Sequence[str], output: Stream, errors: Stream, environ: Mapping[str, str] | None = None
 ) -> Iterator[Process]:
-    """Start a program that, on Linux, ends with this process. If an exception leaves the block, such as Interrupted for
-    a signal, end the program and its descendants first.
-    """
+    """Start a program that, on Linux, ends with this process. An exception in the block ends it and its descendants."""
     with signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the others in order.
         process = subprocess.Popen(
@@ -116,10 +112,7 @@ def end_stalled(process: Process) -> None:
 
 
 def end_tree(process: Process) -> None:
-    """Ask a program to end, wait up to ``GRACE_S`` until it has ended, and kill it and the descendants that are left.
-
-    Workers have sessions of their own, so they are found as descendants and not by process group.
-    """
+    """Ask a program to end; after at most ``GRACE_S`` seconds, kill it and its descendants."""
     started = {pid: _began(pid) for pid in family(process.pid)}
     process.terminate()
     wait_for_stopped(process)
@@ -191,7 +184,7 @@ LAST_LINES = 12
 
 
 class Ended(NamedTuple):
-    """The end of a program: its exit code, negative for a signal, and the last lines of its standard error."""
+    """A program's exit code, negative for a signal, and the last lines of its standard error."""
 
     code: int
     last_lines: tuple[str, ...]
@@ -205,9 +198,8 @@ class Ended(NamedTuple):
 def run_talking(
     program: Sequence[str], variables: Mapping[str, str], on_line: Callable[[bytes], None], if_interrupted: str
 ) -> Ended:
-    """Run Python with the arguments ``program`` until it ends, and call ``on_line`` with each line of its output.
-
-    Raise UserInterrupt for a signal; its message ends with ``if_interrupted``, such as ``nothing was saved``."""
+    """Run Python with the arguments ``program``, and call ``on_line`` with each output line. Raise UserInterrupt for a
+    signal."""
     with tempfile.TemporaryFile() as talk:
         try:
             with started_program([sys.executable, *program], subprocess.PIPE, talk, variables) as process:

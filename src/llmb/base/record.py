@@ -28,10 +28,7 @@ CACHE_SIZE = 1024
 
 
 class Record(BaseModel):
-    """Base class of records in files. Records are immutable and, by default, reject unknown keys.
-
-    In JSON, only the first invalid item of a list is reported, because a short file may have millions of invalid items.
-    """
+    """Base class of immutable records in files, which by default reject unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -63,7 +60,8 @@ def _stopping(schema: Any) -> Any:  # noqa: ANN401 (a schema of pydantic's core,
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the dotted keys and the message of the first problem; no keys, and a count, if there are too many."""
+    """Return the first problem's dotted keys and message, or ``''`` and the number of problems if there are too
+    many."""
     if error.error_count() > MOST_ERRORS:
         return "", f"{error.error_count():,} of its values are wrong"
     first = error.errors(include_url=False, include_input=False)[0]
@@ -71,11 +69,7 @@ def first_problem(error: ValidationError) -> tuple[str, str]:
 
 
 class ReasonedRecord(Record):
-    """A record with values that may be ``Missing``.
-
-    In files and documents such a value is null, and a second key has the reason: ``verdict_reason`` for ``verdict``,
-    ``step_time_reason`` for ``step_time_s``. The second key is null for any other value.
-    """
+    """A record whose ``Missing`` values are null in files; a key such as ``verdict_reason`` has the reason."""
 
     @classmethod
     def reason_keys(cls) -> Iterator[tuple[str, str]]:
@@ -110,7 +104,7 @@ class ReasonedRecord(Record):
 
 
 class ValidateOnce:
-    """Validates a field that is equal in many records: an object that is in the cache is not validated again."""
+    """Validates a field that is equal in many records; results are cached."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}

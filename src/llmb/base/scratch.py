@@ -16,11 +16,7 @@ NEW_S = 60.0
 
 @contextmanager
 def scratch_folder(prefix: str, place: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder that only this user can enter, in ``place`` or the system's folder for temporary files.
-
-    The folder is removed at the end. At the start, this user's folders with this prefix are removed if no process has
-    locked them and they are not new. Raise OSError if the folder cannot be created.
-    """
+    """Yield a temporary folder that only this user can enter; raise OSError if it cannot be created."""
     place = place or Path(tempfile.gettempdir())
     for folder in place.glob(f"{prefix}*"):
         with suppress(OSError):  # such as BlockingIOError: it is in use

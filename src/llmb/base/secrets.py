@@ -65,7 +65,7 @@ HIDDEN = "[secret]"
 
 
 def holds_secret(name: str, value: str = "") -> bool:
-    """Return True if the name or the value of a variable, an option or an argument suggests that it is a secret."""
+    """Return True if the name or value of a variable, option or argument suggests a secret."""
     return _is_secret_name(name, value) or has_secret(value, settings=not name.startswith(_FUNCTION))
 
 
@@ -77,7 +77,7 @@ def has_secret(text: str, *, settings: bool = True) -> bool:
 
 
 def has_secret_in_log(line: str) -> bool:
-    """Return True if a log line may contain a secret, whether quoted, in a header, in JSON or as an option's value."""
+    """Return True if a log line may contain a secret."""
     if _may_hold(line) and re.search(_BY_VALUE, line):
         return True
     folded = line.casefold()
@@ -112,7 +112,6 @@ def _may_hold(text: str) -> bool:
 
 
 def _is_secret_name(name: str, value: str) -> bool:
-    """Return True if a name is a secret's name; a plural such as ``max_tokens`` is not, if its value is a number."""
     match _secret_name(name):
         case "many":
             return not re.fullmatch(_PLAIN, value)
@@ -121,7 +120,6 @@ def _is_secret_name(name: str, value: str) -> bool:
 
 
 def _is_secret(name: str, value: str, mark: str) -> bool:
-    """Return True if a value in a log is secret by its name; numbers of tokens and words after ``key:`` are not."""
     if _secret_name(name) is None or value.casefold() in _NO_VALUES:
         return False
     if name.casefold() in _WORDS:

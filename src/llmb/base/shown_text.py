@@ -24,9 +24,8 @@ def printable_lines(text: str) -> str:
 
 
 def csv_value(value: object) -> object:
-    """Return a value that is safe in a CSV file: control characters are escaped, and an apostrophe precedes text
-    that a spreadsheet would treat as a formula.
-    """
+    """Return a value for CSV: control characters are escaped, and an apostrophe precedes text that spreadsheets treat
+    as formulas."""
     if not isinstance(value, str):
         return value
     text = printable_lines(value)

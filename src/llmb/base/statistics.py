@@ -28,10 +28,8 @@ def student_t(freedom: float, probability: float = 0.975) -> float:
 
 
 def half_width(deviations: Floats) -> float:
-    """Return half the width of the 95 % confidence interval of the mean of at least 2 steps (EWC, Lazarus et al. 2018).
-
-    ``deviations`` are the differences of the steps' values from their mean, in step order.
-    """
+    """Return half the width of the mean's 95 % confidence interval (EWC, Lazarus et al. 2018). ``deviations``: in step
+    order."""
     blocks, size = block_means(deviations)
     waves = cosines(len(blocks))
     correction = _correction(len(blocks)) if size == 1 else 1.0
@@ -76,14 +74,11 @@ LEAST_SPREAD = 0.001
 """Minimum spread, relative to the level: logs print two to four digits, and equal values have no spread."""
 OUTLIER_SPREADS = 5.0
 SPIKE_NEIGHBORS = 3
-"""Number of neighbors on each side of a step; up to this many outliers in a row are a spike."""
+"""Number of neighbors on each side of a step; at most this many consecutive outliers are a spike."""
 
 
 def level_and_spread(values: Series) -> tuple[float, float, float]:
-    """Return the median, and the spreads below and above it, as standard deviations of a normal distribution.
-
-    Two spreads, because step times are skewed: a step can be late by more than it can be early.
-    """
+    """Return the median, and the spreads below and above it as standard deviations of a normal distribution."""
     array = np.asarray(values, float)
     level = float(np.median(array))
     below, above = (float(np.median(side)) for side in (level - array[array <= level], array[array >= level] - level))
@@ -112,8 +107,7 @@ FEWEST_FOR_AUTOCORRELATION = 20
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of a series; ``std``, ``cv`` and ``ci95`` are None for a single step. If the values are means of
-    several steps, ``std`` and ``cv`` are None, and ``median``, ``min`` and ``max`` describe the means."""
+    """Statistics of a series. ``std`` and ``cv`` are None for a single step or for means of several steps."""
 
     count: int
     """Number of steps, or of runs in statistics of their means."""
@@ -160,9 +154,8 @@ def describe(values: Sequence[float]) -> Statistics:
 
 
 def describe_means(values: Sequence[float], steps: Sequence[int], error: float = 0.0) -> Statistics:
-    """Return statistics of consecutive steps from means of groups: ``values[i]`` is the mean of ``steps[i]`` steps.
-
-    The mean of all steps is wrong by at most ``error``, which widens the interval."""
+    """Return statistics of all steps; ``values[i]`` is the mean of ``steps[i]`` steps, and ``error`` the mean's largest
+    error."""
     array = np.asarray(values, float)
     mean = float(np.average(array, weights=steps))
     half = error + (half_width(array - mean) if len(array) > 1 else 0.0)
@@ -178,9 +171,7 @@ def are_between(low: float, values: Sequence[float], high: float) -> bool:
 
 
 def _effective_count(count: int, correlation: float) -> float | None:
-    """Return the effective count of an AR(1) series with this lag-1 correlation (at least 0); None for short series.
-
-    The correlation of a short series is too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954)."""
+    """Correlations of short series are too low by about (1 + 4 rho) / n (Kendall, Biometrika 41, 1954)."""
     if count < FEWEST_FOR_AUTOCORRELATION:
         return None
     unbiased = min(max((count * correlation + 1) / (count - 4), 0.0), 1.0)

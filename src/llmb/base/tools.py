@@ -35,7 +35,7 @@ class Output(NamedTuple):
     errors: str = ""
     """The program's standard error."""
     code: int | None = None
-    """The exit code; None if the program was not started or was ended at a limit, or if its output is ignored."""
+    """The exit code; None if the program was not started or was ended, or its output is ignored."""
     not_here: bool = False
     """True if the program does not exist on this machine."""
 
@@ -48,11 +48,8 @@ def ask_program(
     held: Sequence[int] = (),
     cwd: str | None = "/",
 ) -> Output:
-    """Run a program for at most ``limit_s`` seconds. Any failure is the ``problem`` of the result, not an exception.
-
-    The program inherits the descriptors ``held``. Its process group ends with it, except a process that waits for a
-    device or a file system and so cannot be killed.
-    """
+    """Run a program for at most ``limit_s`` seconds; failures are the result's ``problem``. It inherits the descriptors
+    ``held``."""
     limit_s = min(limit_s, LONGEST_S)
     try:
         process = subprocess.Popen(
@@ -92,7 +89,6 @@ def ask_program(
 
 
 def _read(process: "subprocess.Popen[bytes]", end_s: float) -> tuple[bytes, bytes, bool]:
-    """Return output and errors until the program ends, and whether it ended in time; do not wait for its children."""
     assert process.stdout and process.stderr
     buffers = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     pipes = list(buffers)

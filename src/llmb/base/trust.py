@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides by owner which files to trust: settings and states that llmb acts on, and links in shared folders.
-
-Such a file may be executed, copied into a batch script, or list what is deleted. So it must belong to this user, to
-the system's administrator or, if it is an installation's own file, to the owner of the root. A root that is found at
-or above the working folder, instead of named explicitly, must not belong to another user. Git does the same for
-repositories (``safe.directory``). Results of other users may be read.
-"""
+"""Decides by their owners whether to trust files that llmb acts on, as Git does (``safe.directory``)."""
 
 import os
 import pwd
@@ -16,7 +10,7 @@ from llmb.base.errors import UsageError
 
 ADMINISTRATOR = 0
 SHARED = WORKLOADS, ACCEPTANCES, STATE_FOLDER = "workloads", "acceptance", ".llmb"
-"""Folders in the root: the last one is for llmb's own records, such as the history and the installer's state."""
+"""Folders in the install root; ``STATE_FOLDER`` has llmb's own records."""
 
 
 def config_folder(environ: Mapping[str, str]) -> Path | None:

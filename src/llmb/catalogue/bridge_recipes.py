@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes of Megatron-Bridge's performance script at each of its versions: layouts, conditions of their runs, and
-variables that its launcher sets. ``scripts/read_bridge_recipes.py`` writes the data files."""
+"""Recipes of Megatron-Bridge's performance script at each version, from data files that
+``scripts/read_bridge_recipes.py`` writes."""
 
 import csv
 from collections import defaultdict

@@ -83,9 +83,7 @@ class Published(NamedTuple):
 
 
 class Files(Mapping[str, Content]):
-    """The contents of YAML files, by name without suffix; each file is read when it is first used.
-
-    ``own`` has contents that are not in files."""
+    """The contents of YAML files by name without suffix, read when first used; ``own`` has further contents."""
 
     def __init__(
         self,
@@ -121,8 +119,8 @@ USER_VARIABLE = "LLMB_CATALOGUE"
 
 
 def user_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's catalogue; None if there is none that the user may enter. Raise UsageError if
-    ``LLMB_CATALOGUE`` is not a folder, or if another user owns the default folder."""
+    """Return the user's catalogue, if any; raise UsageError if ``LLMB_CATALOGUE`` is not a folder or another user
+    owns the default."""
     if text := environ.get(USER_VARIABLE, "").strip():
         path = Path(text).expanduser().absolute()
         if not path.is_dir():
@@ -137,14 +135,11 @@ def user_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 class Catalogue:
-    """All recipes and published figures. Each part is read when it is first used.
-
-    A part raises CatalogueError, with the file and, if known, the line, if a YAML file cannot be read, violates its
-    schema, or contradicts itself (such as in the sizes of a layout) or another file.
-    """
+    """All recipes and published figures, read when first used. A part raises CatalogueError if its files are
+    invalid."""
 
     def __init__(self, root: Path = DATA, hardware: Path | None = None, own: UserModel | None = None) -> None:
-        """Set the folder of the data files, a file of GPU types that take precedence, and the user's own model."""
+        """Set the folder of data files, a file of GPU types that take precedence, and the user's own model."""
         self.root, self.hardware, self.own = root, hardware, own
         self.folder = user_folder(os.environ) if root == DATA else None
 
@@ -438,7 +433,7 @@ class JobDefaults(Record):
     gpus_per_node: int | None
     """Number of GPUs of a node; None on a CPU, where any number of processes fits a node."""
     nvlink_domain_nodes: int
-    """Number of whole nodes whose GPUs NVLink connects; 0 if it does not connect all GPUs of a node; 1 on a CPU."""
+    """Number of whole nodes in an NVLink domain; 0 if it is smaller than a node; 1 on CPUs."""
     variables: tuple[JobVariable, ...]
     vboost: int | None
     """The setting that the published jobs requested on nodes that allow it; None if the jobs requested no setting."""

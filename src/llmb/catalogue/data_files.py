@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads YAML data files into typed records. Errors name the file and, if known, the line. In files of users,
-numbers such as 010 and 3.10 stay text, and checks limit the time and memory to load the files."""
+"""Reads YAML data files into typed records; numbers such as 010 and 3.10 in users' files stay text."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,11 +22,11 @@ _AS_WRITTEN = {
         r"(?:-?(?:0|[1-9][0-9]*)\.(?:0|[0-9]*[1-9])(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
     ),
 }
-"""Patterns of numbers in files of users. Text whose zeros a number would not keep, such as 3.10, is not one."""
+"""Patterns of numbers in users' files; text such as 3.10, whose zeros a number would lose, stays text."""
 MOST_LEVELS = 50
-"""Limit of nesting: the loaders recurse, 30,000 levels end the process, and time grows with the square of the depth."""
+"""Limit of nesting: the loaders recurse, and 30,000 levels end the process."""
 MOST_VALUES = 200_000
-"""Limit of values in a file, including values repeated by aliases: a few lines of aliases can stand for billions."""
+"""Limit of values in a file, counting repetitions by aliases: a few lines could stand for billions."""
 _STRING_TAG = "tag:yaml.org,2002:str"
 Shape = TypeVar("Shape", bound=BaseModel)
 Key = str | int
@@ -68,7 +67,7 @@ class _Open:
 
 
 def check_yaml(text: bytes | str) -> None:
-    """Raise yaml.YAMLError if the text is invalid, has an unsupported tag, or is too deep or large to load safely."""
+    """Raise yaml.YAMLError if the text is invalid, has an unsupported tag, or is too deep or large."""
     sizes: dict[str, int] = {}
     stack = [_Open(None)]
     for event in yaml.parse(text, Loader=LOADER):
@@ -111,11 +110,7 @@ class CatalogueError(UsageError):
 
 
 def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreign: bool = False) -> Shape:
-    """Read ``path`` as ``shape``; raise CatalogueError if it cannot be read, is not YAML, or violates the schema.
-
-    If the file is a bare list, ``wrap`` is the field of ``shape`` for it. A ``foreign`` file did not come with this
-    package, so its content is checked before it is loaded.
-    """
+    """Read ``path`` as ``shape``; raise CatalogueError if it is invalid. ``wrap`` is the field for a bare list."""
     data = _parse(path, foreign=foreign)
     try:
         return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
@@ -124,7 +119,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
 
 
 def read_data(path: Path) -> object:
-    """Read a YAML file of a user; raise CatalogueError if it cannot be read, is not YAML, or has duplicate keys."""
+    """Read a user's YAML file; raise CatalogueError if it cannot be read, is invalid, or has duplicate keys."""
     data = _parse(path, foreign=True)
     if doubled := [f"{path}:{line}: duplicate key '{key}'" for line, key in duplicate_keys(compose_file(path))]:
         raise CatalogueError(doubled)
@@ -149,8 +144,7 @@ def _parse(path: Path, *, foreign: bool = False) -> object:
 def schema_problems(
     path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = (), shape: type[BaseModel] | None = None
 ) -> list[str]:
-    """Return a line for each of the first ``MOST_PROBLEMS`` violations, and one with the number of others. Lines name
-    the keys ``below`` and the error's after the first ``skip``, and for an unknown key the valid ones of ``shape``."""
+    """Return lines that describe up to ``MOST_PROBLEMS`` violations, and the number of others."""
     problems = []
     root = compose_file(path)
     for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
@@ -184,13 +178,13 @@ def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
 
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Return the nodes of a YAML file, with line numbers; None if it is empty. The file is read and parsed again."""
+    """Return the nodes of a YAML file, with line numbers; None if it is empty."""
     with path.open("rb") as stream:
         return yaml.compose(stream, Loader=LOADER)
 
 
 def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Return the line, from 1, of the value at ``keys`` in a composed file, or of the nearest value above it."""
+    """Return the line, from 1, of the value at ``keys``, or of the nearest value above it."""
     for key in keys:
         child = _child(node, key)
         if child is None:
@@ -200,7 +194,7 @@ def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's no
 
 
 def duplicate_keys(node: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 (yaml's nodes are untyped)
-    """Yield the line and name of each duplicate key of a composed file: YAML would silently ignore the first value."""
+    """Yield the line, from 1, and the name of each duplicate key of a composed file."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from duplicate_keys(item)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes a rank's part of a model, the layers of each pipeline stage, and why a layout is invalid. Pure."""
+"""Computes a rank's part of a model and the layers of stages, and why a layout is invalid."""
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -34,12 +34,7 @@ def stage_counts(layout: Layout) -> list[int] | None:
 
 
 def stage_sizes(layout: Layout) -> list[int]:
-    """Return the number of layers of every stage, in the order in which a token passes them.
-
-    There are PP x VP stages of equal size, except for a first and a last stage with a number of layers that the layout
-    sets. If the layout counts the embedding and the loss as layers, the first and the last stage have one layer less.
-    If the layers are not divisible, which only other programs allow, some stages after the first have one layer more.
-    """
+    """Return the number of layers of each of the PP x VP stages, in the order of the model's layers."""
     stages = layout.pp * layout.vp
     if layout.pipeline_layers != layout.layers:
         first_stage, *middle, last_stage = _split(layout.pipeline_layers, stages)
@@ -60,7 +55,7 @@ def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
 
 
 def end_stage_sizes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Return the number of layers that the layout sets for the first and for the last stage; an empty list if unset."""
+    """Return the number of layers set for the first and for the last stage; empty lists if unset."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     return [first] if first is not None else [], [last] if last is not None else []
 

@@ -21,8 +21,8 @@ def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
 
 
 def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
-    """Return the workload and the size, which is in ``name`` or separate. Raise UsageError if they are unknown, if
-    there are two different sizes, or none."""
+    """Return the workload and size named by ``name`` and ``size``; raise UsageError if unknown, missing or
+    contradictory."""
     workload, model_size = parse_model(catalogue, name, size)
     sized_workload(catalogue, workload, model_size)
     return workload, model_size
@@ -41,7 +41,6 @@ def parse_model(catalogue: Catalogue, name: str, size: str | None) -> tuple[str,
 
 
 def _parts_of(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """Split a name, which may omit the task, such as ``llama3.1_8b``, or be only ``tiny`` or a size of one workload."""
     for workload in (*catalogue.workloads, *catalogue.undescribed):
         for known in (workload, workload.partition("_")[2]):
             if name == known:

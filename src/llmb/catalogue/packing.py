@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing of synthetic documents into sequences: document lengths, and the cost of attention within documents.
-
-Lengths are uniform between one token and ``longest_document``, or distributed like SQuAD's. Documents fill a sequence
-one after the other; the last one is truncated at the end of the sequence. Pure except for reading a data file.
-"""
+"""Packing of synthetic documents into sequences: document lengths, and the cost of attention within documents."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -70,11 +66,8 @@ def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengt
 def expected_squares(
     seq_len: int, mean: int, chunk_size: int | None = None, kind: DocumentLengths = "uniform"
 ) -> float:
-    """Return the expected sum of squared document lengths of a sequence, or of squared chunk lengths.
-
-    A sequence of n tokens begins with a document of l tokens, which leaves a sequence of n - l tokens. Over all equally
-    likely lengths l, E(n) is the mean of square(min(l, n)) + E(n - min(l, n)).
-    """
+    """Return the expected sum of squared lengths of a sequence's documents or, with ``chunk_size``, of their attention
+    chunks."""
     squares = [_square(length, chunk_size) for length in range(seq_len + 1)]
     return _of_uniform(squares, 2 * mean - 1) if kind == "uniform" else _of(squares, document_lengths(mean, kind))
 

@@ -85,9 +85,7 @@ class Convention(StrEnum):
 
 
 LoraTargets = Literal["qkv", "qkv-split", "qv", "attention", "all-linear"]
-"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; ``qkv-split``: with
-one A each, like the other targets. ``qv``: query and value, as by default in peft; ``attention``: query, key, value and
-output; ``all-linear``: also the feed-forward layers."""
+"""Layers with adapters (see ``ADAPTED``); ``qkv``: one A for the fused projection; ``qkv-split``: one A for each."""
 QKV = ("q_proj", "k_proj", "v_proj")
 ATTENTION = (*QKV, "o_proj")
 ADAPTED: dict[LoraTargets, tuple[str, ...]] = {
@@ -97,7 +95,7 @@ ADAPTED: dict[LoraTargets, tuple[str, ...]] = {
     "attention": ATTENTION,
     "all-linear": (*ATTENTION, "gate_proj", "up_proj", "down_proj"),
 }
-"""Names of the layers of a block that have an adapter; a feed-forward layer without a gate has no ``gate_proj``."""
+"""Layers of a block that have an adapter; ``gate_proj`` only if the feed-forward layer has a gate."""
 
 
 SOURCED = (
@@ -108,8 +106,7 @@ SOURCED = (
 
 
 class Gpu(Record):
-    """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions. The limits
-    reject some wrong units, such as memory in MiB and networks in Gb/s."""
+    """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions."""
 
     gpu_type: str
     name: str
@@ -180,13 +177,7 @@ class RopeScaling(Record):
 Router = Literal[
     "sigmoid-scaled-inputs", "softmax-weighted-outputs", "sigmoid-weighted-outputs", "softmax-before-choice"
 ]
-"""The scores of a token's chosen experts, and what they scale.
-
-``sigmoid-weighted-outputs`` (DeepSeek-V3): the sigmoids of the chosen logits, normalized, weight the outputs.
-``sigmoid-scaled-inputs`` (Llama 4): each logit's sigmoid scales the token before its expert.
-``softmax-weighted-outputs`` (Mixtral): the softmax over the chosen logits weights the outputs of the experts.
-``softmax-before-choice`` (DeepSeek-V2): the softmax over all logits weights the outputs of the chosen experts.
-"""
+"""The scores of chosen experts and their use, as in Llama 4, Mixtral, DeepSeek-V3 and DeepSeek-V2, respectively."""
 
 
 class MixtureOfExperts(Record):
@@ -208,8 +199,8 @@ class MixtureOfExperts(Record):
 
 
 class ChunkedAttention(Record):
-    """Chunked attention; each ``global_every``-th layer has full attention, no rotary embedding, and a temperature that
-    depends on the position (Llama 4)."""
+    """Chunked attention; each ``global_every``-th layer has full attention without rotary embedding, and a
+    position-dependent temperature (Llama 4)."""
 
     chunk_size: Size
     global_every: Size
@@ -229,7 +220,7 @@ class LatentAttention(Record):
 
     @property
     def key_value_dim(self) -> int:
-        """Return the number of elements of a key head and a value head that are projected from a latent vector."""
+        """Return the number of elements of a key and value head that are projected from a latent vector."""
         return self.nope_head_dim + self.value_head_dim
 
 
@@ -320,7 +311,7 @@ Norm = Literal["rmsnorm", "layernorm1p"]
 Mlp = Literal["swiglu", "squared-relu"]
 """Feed-forward layers, including experts: gated SiLU with three matrices, or squared ReLU with two."""
 RotaryPairs = Literal["halves", "interleaved"]
-"""The pairs of a head's elements that are rotated together: i and i + half, or 2i and 2i + 1."""
+"""Elements of a head that are rotated together: i and i + half, or 2i and 2i + 1."""
 
 
 class Model(Record):
@@ -427,7 +418,7 @@ class Layout(ParallelSizes):
     seq_len: Size
     layers: Size
     counts_embedding_and_loss: bool = False
-    """True if the pipeline split counts the embedding and the loss as one layer each, unless an end stage is set."""
+    """True if the embedding and the loss count as layers in the pipeline split, unless an end stage is set."""
     first_stage_layers: Count | None = None
     """Number of layers of the first of the PP x VP stages; None if it is not set."""
     last_stage_layers: Count | None = None
@@ -518,7 +509,7 @@ class Window(Record):
 
 
 class Lora(Record):
-    """Low-rank adapters of frozen weights: y = W x + alpha / rank * B A dropout(x) (Hu et al., 2021)."""
+    """Low-rank adapters: y = W x + alpha / rank * B A dropout(x) (Hu et al., 2021)."""
 
     rank: int = Field(ge=1)
     alpha: float = Field(gt=0)
@@ -558,7 +549,7 @@ class Recipe(Record):
     scale: Size
     release: str | None
     document: Document | None
-    """The document with the layout, or with the layout from which it is derived; None if no document has either."""
+    """The document with the layout or with the layout from which it is derived; None if there is none."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
     model: Model
@@ -567,8 +558,7 @@ class Recipe(Record):
     lora: Lora | None = None
     """The adapters that the recipe trains; None if it trains all weights."""
     capacity_factor: Positive | None = None
-    """Rows that each routed expert computes, relative to an equal share of a rank's tokens x top-k: excess rows are
-    dropped, missing rows padded. None if no token is dropped."""
+    """Rows of each routed expert relative to an equal share of tokens x top-k; None if no token is dropped."""
     packing: Packing | None
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]
@@ -595,7 +585,7 @@ class Recipe(Record):
 
     @property
     def model_name(self) -> str:
-        """The workload and the size, and a mark if the run is of a proxy or of one rank alone."""
+        """The workload and the size, and a mark for a proxy or for one rank alone."""
         return " ".join(filter(None, (self.workload, self.size, self.stand_in)))
 
     @property

@@ -170,9 +170,8 @@ class _Pick:
 def resolve(
     catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({}), *, check: bool = True
 ) -> Recipe:
-    """Return the recipe for ``request``. ``found`` maps fields that the caller filled in to their origin, such as
-    ``detected``. Without ``check``, the layout may be invalid. Raise UsageError for an unknown name, a scale or release
-    without a layout, and an invalid layout, with its problems."""
+    """Return the requested recipe; raise UsageError for unknown names, scales or releases, and, with ``check``, for an
+    invalid layout."""
     workload = sized_workload(catalogue, request.workload, request.size)
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request, gpu_type)
@@ -212,8 +211,7 @@ def _unspecified(
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
-    """Return the scales of a workload's size on a GPU type, by dtype. The request's scale is ignored; its dtype only
-    affects the default release and ``mb``. Raise UsageError for an unknown workload, size, GPU type or release."""
+    """Return the scales of a workload's size on a GPU type, by dtype; raise UsageError for unknown names."""
     workload = sized_workload(catalogue, request.workload, request.size)
     release = _release(workload, request, _gpu_type(catalogue, workload, request))
     scales: dict[str, ScaleChoices] = {}
@@ -297,14 +295,14 @@ def is_tiny(size: str) -> bool:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """Return the GPU types that a size runs on: first the types of its layouts, then types that borrow from them."""
+    """Return the GPU types that a size runs on; types that borrow layouts come last."""
     itemized = list(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     borrowing = [gpu for gpu, base in workload.borrowed_layouts.items() if base in itemized]
     return list(dict.fromkeys(itemized + borrowing))
 
 
 def requested_gpu_type(catalogue: Catalogue, request: Request) -> str:
-    """Return a request's GPU type, by default the size's first; raise UsageError if the size is unknown or lacks it."""
+    """Return a request's GPU type, by default the size's first; raise UsageError if unknown."""
     return _gpu_type(catalogue, sized_workload(catalogue, request.workload, request.size), request)
 
 
@@ -337,8 +335,6 @@ def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) ->
 
 
 def _release(workload: WorkloadFile, request: Request, gpu_type: str) -> str | None:
-    """Return the requested release; None if there is none. By default, it is the reference suite's newest or, if that
-    has no recipe for the dtype and GPU type, Megatron-Bridge's newest with one, if any; ``mb`` selects the latter."""
     suite, bridge = releases_of(workload, request.size), bridge_releases_of(workload, request.size)
     if request.release in (None, NEWEST):
         default = suite[-1:] if request.release is None else []
@@ -523,8 +519,6 @@ def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: L
 def _expectations(
     catalogue: Catalogue, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick, changed: dict[str, int]
 ) -> tuple[tuple[Expectation, ...], str | None]:
-    """Return the published figures of exactly this recipe, or the reason why there are none. Figures from tables
-    precede examples; among these, figures for this GPU type precede figures without a GPU type."""
     table = pick.choice.table
     gpu_types = (gpu_type,) if pick.choice.borrowed_from else (gpu_type, None)
     if request.workload == USER_WORKLOAD:
@@ -555,10 +549,8 @@ def _contradicts_itself(figure: Expectation, tokens: int) -> bool:
 
 
 def all_scales(catalogue: Catalogue, request: Request) -> dict[str, list[Recipe]]:
-    """Return the recipes of a request at all listed scales, the smallest first, by dtype (if requested, only one).
-
-    Raise UsageError for an unknown name or an invalid layout, and if the request has a scale.
-    """
+    """Return the recipes at all listed scales, the smallest first, by dtype; raise UsageError for invalid requests or a
+    scale."""
     if request.scale is not None:
         raise UsageError("--all-scales and --scale cannot be combined", do="pass only one")
     listed = listed_scales(catalogue, request)

@@ -35,39 +35,39 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class SoftwareRates(Record):
-    """The overlap and the fusion of training software.
-
-    tp, cp, pp, ep: the share of hidden messages that still delays a rank. ep_hidden, dp_hidden: the share of concurrent
-    work that hides messages of experts, and messages of gradients and parameters. ep_joins_copies: a token crosses the
-    network once for all experts of a node. tp_gathers_casts: gradients are cast to FP8 before they are gathered; if
-    false, a fitted tp_fp8 may contain this. unfused: the factor of bytes of operators between products.
-    replays_graphs: CUDA graphs replay steps if the recipe says so. tp, tp_fp8, cp and attention replace the rates of
-    the same name.
-    """
+    """The overlap and fusion of training software; ``tp``, ``tp_fp8``, ``cp`` and ``attention`` replace rates of that
+    name."""
 
     tp: Share | None = None
     tp_fp8: Share | None = None
     cp: Share | None = None
     pp: Share
     ep: Share
+    """Share of hidden messages that still delays a rank, like ``tp``, ``cp`` and ``pp``."""
     ep_hidden: Share
+    """Share of concurrent work that hides messages of experts."""
     dp_hidden: Share
+    """Share of concurrent work that hides messages of gradients and parameters."""
     ep_joins_copies: bool
+    """True if a token crosses the network once for all experts of a node."""
     tp_gathers_casts: bool = False
+    """True if gradients are cast to FP8 before they are gathered."""
     replays_graphs: bool = False
+    """True if CUDA graphs replay steps, provided that the recipe uses them."""
     unfused: float = Field(ge=1)
+    """Factor of the bytes of operators between products."""
     attention: float | None = Field(default=None, ge=1)
     source: str
 
 
 class ExpectedError(Record):
-    """95 % of steps are between ``shorter_pct`` percent shorter and ``longer_pct`` percent longer than predicted.
-    rows: number of published steps that were predicted to measure the error; None if the error is assumed."""
+    """95 % of steps are between ``shorter_pct`` percent shorter and ``longer_pct`` percent longer than predicted."""
 
     text: str
     shorter_pct: float = Field(gt=0, lt=100)
     longer_pct: float = Field(gt=0)
     rows: int | None = None
+    """Number of published steps with which the error was measured; None if it is assumed."""
     source: str
 
     @property
@@ -214,7 +214,7 @@ class LoraEntry(Lora):
 
 
 class CapacityEntry(Record):
-    """The number of rows that each routed expert computes, relative to an equal share of a rank's tokens x top-k."""
+    """Rows of each routed expert relative to an equal share of a rank's tokens x top-k."""
 
     factor: float = Field(gt=0)
     source: str
@@ -240,7 +240,7 @@ class JobEntry(Record):
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """More GPU types that the entry applies to; with this key, it applies to a CPU only if ``gpu_types`` has it."""
+    """Further GPU types of the entry; with this key, it applies to CPUs only if ``gpu_types`` includes them."""
     min_scale: int = 1
     pipelined: bool = False
     """True to select only layouts with pipeline parallelism."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters and FLOPs of a model, and the metrics that follow from a step time: throughput, FLOP rate and MFU."""
+"""Parameters and FLOPs of a model, and throughput, FLOP rate and MFU from a step time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,7 @@ MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 
 
 def parameter_count(model: Model) -> tuple[int, int]:
-    """Return the number of all parameters, and of active ones, which exclude experts that the router does not choose.
-
-    Both include embedding and head, counted once if they share one matrix."""
+    """Return the number of all parameters, and of active ones, without experts that the router does not choose."""
     vocabularies = 1 if model.tied_embeddings else 2
     outside = vocabularies * model.vocab_size * model.hidden_size + _norm(model)
     total, active = outside, outside
@@ -30,9 +28,8 @@ def parameter_count(model: Model) -> tuple[int, int]:
 
 
 def trainable_parameters(model: Model, lora: Lora | None) -> int:
-    """Return the number of parameters with gradients and optimizer state: the adapters', or all without adapters.
-
-    If feed-forward layers have adapters, the model must have no experts."""
+    """Return the number of parameters with gradients: the adapters', or all without ``lora``. Adapted feed-forward
+    layers must be dense."""
     if lora is None:
         return parameter_count(model)[0]
     shapes = _linear_shapes(model)
@@ -113,9 +110,8 @@ FROZEN_PASSES = 2
 def flops_per_sequence(
     recipe: Recipe, convention: Convention, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> float | None:
-    """Return the model FLOPs of one sequence of ``recipe``; ``packed`` excludes padding.
-    ``lora`` adds the FLOPs of these adapters, except for ``published``; ``packing`` replaces the recipe's statistics.
-    Return None if no reference document counts FLOPs (``published``), or if there are no statistics (``packed``)."""
+    """Return the model FLOPs of one sequence; None without published FLOPs (``published``) or packing statistics
+    (``packed``)."""
     model, seq_len = recipe.model, recipe.layout.seq_len
     if convention == Convention.PUBLISHED:
         return None if recipe.published_flops is None else published_flops(model, seq_len, recipe.published_flops)
@@ -138,13 +134,8 @@ def adapter_flops(model: Model, lora: Lora | None, tokens: float) -> float:
 def model_flops(
     model: Model, seq_len: int, *, causal: bool, frozen: bool = False, packing: Packing | None = None
 ) -> float:
-    """Return the model FLOPs of one sequence of ``seq_len`` tokens.
-
-    ``causal`` counts only the half of the attention square that a causal model needs. ``frozen`` excludes weight
-    gradients, so two of three passes remain for weights; attention has no weights. ``packing`` replaces the number of
-    tokens by the documents' number of tokens, and the squared length by the sum of squared lengths of the documents (or
-    of their attention chunks).
-    """
+    """Return the model FLOPs of one sequence. ``causal`` halves the attention square; ``frozen`` excludes gradients of
+    weights."""
     tokens = packing.tokens if packing else seq_len
     passes = FROZEN_PASSES if frozen else PASSES
     head = model.hidden_size * model.vocab_size
@@ -171,7 +162,7 @@ def _scan_flops(model: Model) -> int:
 
 
 def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
-    """Return the FLOPs of one sequence as the document counts them: a printed value, or its formula with its errors."""
+    """Return the FLOPs of one sequence as the document counts them, including its errors."""
     if source.printed_flops is not None:
         return source.printed_flops
     as_published = model.model_copy(update=source.as_published)
@@ -181,7 +172,7 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 
 def _layer_weights(model: Model, layer: int) -> int:
-    """Return the number of weights of a layer that multiply a token, without the router (under 0.5 %), as is usual."""
+    """Return the weights of a layer that multiply a token, without the router (under 0.5 %)."""
     kind, hybrid, moe, matrices = model.kind_of(layer), model.hybrid_layers, model.moe, MATRICES[model.mlp]
     if hybrid and kind == "M":
         return hybrid.matrices(model.hidden_size)
@@ -201,8 +192,8 @@ def _routed_weights(model: Model, moe: MixtureOfExperts) -> int:
 
 
 def routed_share(model: Model, seq_len: int) -> float:
-    """Return the fraction of the FLOPs of all layers that routed experts compute, with causal attention; layers that
-    predict further tokens do not count."""
+    """Return the fraction of all layers' FLOPs that routed experts compute, with causal attention and without
+    multi-token prediction."""
     if model.other_parts:
         parts = model.other_parts.model_copy(update={"multi_token_layers": 0})
         model = model.model_copy(update={"other_parts": parts})
@@ -213,9 +204,7 @@ def routed_share(model: Model, seq_len: int) -> float:
 
 
 def attention_square(model: Model, attends_all: bool, seq_len: int, packing: Packing | None) -> float:
-    """Return the number of position pairs that a layer compares in a sequence, without subtracting the causal half.
-
-    Unless the layer attends to all positions, its attention is limited to the model's chunks or window, if any."""
+    """Return the number of position pairs that a layer compares in a sequence, including the masked causal half."""
     window, chunked = model.other_parts and model.other_parts.sliding_window, model.chunked_attention
     if window and not attends_all and seq_len > window.tokens:
         return 2 * seq_len * window.tokens - window.tokens**2
@@ -255,9 +244,7 @@ class Throughput:
 def throughput(
     recipe: Recipe, step_time_s: float, *, lora: Lora | None = None, packing: Packing | None = None
 ) -> Throughput:
-    """Return the metrics of ``recipe`` for a step time in seconds, including the FLOPs of the adapters ``lora``.
-    ``packing`` has the statistics of the trained sequences, which replace the recipe's. tokens/s = GBS x sequence
-    length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak)."""
+    """Return metrics for a step time: MFU = GBS x model FLOPs / (step time x GPUs x peak)."""
     layout = recipe.layout
     tokens_per_s = layout.gbs * layout.seq_len / step_time_s
     counted = {item.value: flops_per_sequence(recipe, item, lora=lora, packing=packing) for item in Convention}
@@ -284,8 +271,7 @@ def throughput(
 
 
 def why_too_fast(tflops_per_gpu: Mapping[str, float | None], peak_tflops: float | None) -> str | None:
-    """Return why a step time is impossible: even the convention with the fewest FLOPs exceeds the peak. Return None if
-    the step time is possible, or the peak is unknown."""
+    """Return why a step time is impossible; None if it is possible or the peak is unknown."""
     tflops = {name: value for name, value in tflops_per_gpu.items() if value is not None}
     if not tflops or not peak_tflops:
         return None

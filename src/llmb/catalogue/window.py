@@ -34,12 +34,8 @@ def _literal(rule: str) -> Span:
 
 @lru_cache(maxsize=64)  # many logs have the same number of steps
 def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented: str | None = None) -> Window:
-    """Return the window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
-
-    ``reference`` is the ``documented`` window if the document states a range and the run has as many steps as the
-    published ones. Otherwise it excludes the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup). For ``auto``
-    this window is provisional, until the run ends. Raise UsageError for another rule, or a window outside the run.
-    """
+    """Return the window of a run's steps, numbered from ``first_step``. Raise UsageError for an invalid rule or
+    window."""
     if total_steps < 1:
         raise ValueError("a run has at least one step")
     check_rule(rule)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the attention backend of a run: tries the device's backends with the model's own attention and shapes.
-
-Every rank tries them with its own layers and its own part of the sequences, which differ with pipeline and context
-parallelism. If they are timed (see ``try_backends``), all ranks use the one that is fastest on the first rank. Times do
-not depend on values, so inputs are random. Fused backends are compared with exact attention first: some are wrong.
-"""
+"""Chooses the attention backend of a run by trying the device's backends with the model's own attention and shapes."""
 
 import math
 import statistics
@@ -62,28 +57,27 @@ RESULTS = ("result", "gradient of queries", "gradient of keys", "gradient of val
 BOUNDS = {torch.bfloat16: 0.02, torch.float32: 0.001}
 """The largest tolerated distance from exact results, relative to their norm; rounding to bf16 causes about 0.003."""
 MOST_SCORES = 2**26
-"""Maximum number of scores to compute at a time, 256 MiB in fp32; but at least one query of every head is computed."""
+"""Maximum number of scores at a time, 256 MiB in fp32, unless one query of every head has more."""
 WARM_UPS, TIMED = 3, 10
 FAILURES = (RuntimeError, TypeError, ValueError, ImportError)
 """The errors that torch raises for inputs that a backend does not support, or if a backend is missing."""
 
 
 class BackendTrial(NamedTuple):
-    """The result of a trial. milliseconds: the time of all layers of this rank, or of a benchmark's call; None if not
-    timed. distance: the largest relative distance of a result or gradient from the exact one; None if not compared."""
+    """The result of a trial."""
 
     milliseconds: float | None
+    """Time of all layers of this rank, or of a benchmark's call; None if not timed."""
     distance: float | None
+    """Largest relative distance of a result or gradient from the exact one; None if not compared."""
     wrong: str | None
-    """The problem with a result or gradient that is not accurate enough; None if all are, or none was compared."""
+    """The problem of an inaccurate result or gradient; None if there is none or none was compared."""
 
 
 @contextmanager
 def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
-    """Compute all attention in this context with ``backend``, or raise one of ``FAILURES``.
-
-    torch's cache of compiled code on disk ignores the backend: without ``cache_key_tag``, another backend's is used.
-    """
+    """Compute attention in this context with ``backend`` or raise one of ``FAILURES``. torch's cache would ignore
+    the backend without ``cache_key_tag``."""
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
     with (
         separate_flash_attention(backend) if backend in PACKAGES else nullcontext(),
@@ -150,8 +144,7 @@ def try_layers(
     *,
     timed: bool,
 ) -> BackendTrial:
-    """Compare a layer of each reach with exact attention, except for ``math``; if ``timed``, sum the times of all
-    layers."""
+    """Compare a layer of each reach with exact attention, unless ``math``; if ``timed``, sum all layers' times."""
     kinds = {core.reach: core for core in cores}
     layers = Counter(core.reach for core in cores)
     milliseconds, distances = 0.0, list[float]()
@@ -301,10 +294,8 @@ def forget_memory(device: torch.device) -> None:
 
 
 def exact_attention(heads: Sequence[Tensor], gradient: Tensor, first_keys: Tensor, last_keys: Tensor) -> list[Tensor]:
-    """Return exact attention, and the gradients of query, key and value: [batch, tokens, heads, head_dim] fp32.
-
-    gradient: the gradient of the result. first_keys, last_keys: each query's first and last key, [batch or 1, queries].
-    """
+    """Return attention and its gradients: [batch, tokens, heads, head_dim] fp32. ``first_keys``, ``last_keys``:
+    [batch or 1, queries]."""
     query, key, value, gradient = (part.detach().float() for part in (*heads, gradient))
     batch, queries, number, _ = query.shape
     rows = max(1, MOST_SCORES // (batch * number * key.shape[1]))
@@ -331,7 +322,8 @@ def distances_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[flo
 
 
 def accuracy_problem(distances: Sequence[float], bound: float) -> str | None:
-    """Describe the first of ``RESULTS`` that is not finite or too far from exact attention; None if there is none."""
+    """Describe the first of ``RESULTS`` that is not finite or too far from exact attention; None if all are
+    accurate."""
     for name, distance in zip(RESULTS, distances, strict=True):
         if not math.isfinite(distance):
             return f"its {name} is not finite"

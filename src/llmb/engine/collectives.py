@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in the computation. Unless noted, they have gradients, can be compiled, and return completed tensors.
-
-The operators below have the same names in every supported version of torch. Their Python wrappers were renamed in 2.13
-and return asynchronous tensors, whose gradient a compiled block can lose.
-"""
+"""Collectives with gradients, which can be compiled unless noted; in compiled
+# SPDX-License-Identifier: Apache-2.0code, torch's own wrappers can lose gradients."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -25,15 +22,13 @@ class Context(FunctionCtx):
 
 
 class Group(NamedTuple):
-    """A process group as constants for the compiler; ``rank`` is this rank's position in it.
-
-    fused: True if, on GPUs, torch's fused operators overlap products with gathers of operands and scatters of results.
-    """
+    """A process group as constants for the compiler; ``rank`` is this rank's position in it."""
 
     name: str
     size: int
     rank: int
     fused: bool = False
+    """True if, on GPUs, torch's fused operators overlap products with communication."""
 
 
 def group_of(mesh: DeviceMesh) -> Group:
@@ -59,33 +54,25 @@ def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """Exchange rows: ``sent[i]`` rows go to rank i, in the order of ranks; ``received[i]`` rows come from rank i.
-
-    Gradients are exchanged in the opposite direction. Compiled code cannot call this function.
-    """
+    """Exchange rows: ``sent[i]`` rows go to rank i, ``received[i]`` come from it. Compiled code cannot call this."""
     return finish_all_to_all(start_all_to_all(rows, sent, received, group))
 
 
 def start_all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """Begin ``all_to_all``; pass the result only to ``finish_all_to_all``.
-
-    Computation between the two calls overlaps with the exchange, and its backward pass with the gradients' exchange.
-    """
+    """Begin ``all_to_all``; pass the result only to ``finish_all_to_all``."""
     started: Tensor = _StartAllToAll.apply(rows, sent, received, group)
     return started
 
 
 def finish_all_to_all(started: Tensor, start: object = None) -> Tensor:
-    """Return the exchanged rows, once all have arrived.
-
-    start: the ``grad_fn`` of the result of ``start_all_to_all``, if hooks have replaced it, as FSDP does for inputs.
-    """
+    """Return the exchanged rows. ``start``: the ``grad_fn`` of ``start_all_to_all``'s result, if hooks have replaced
+    it."""
     exchanged: Tensor = _FinishAllToAll.apply(started, start or started.grad_fn)
     return exchanged
 
 
 def rank_sum(summand: Tensor, group: Group) -> Tensor:
-    """Return the sum over the ranks. Its gradient, which is the same on all ranks, is the gradient of each summand."""
+    """Return the sum over the ranks; its gradient, equal on all ranks, is the gradient of each summand."""
     total: Tensor = _RankSum.apply(summand, group)
     return total
 
@@ -181,10 +168,8 @@ class _StartAllToAll(torch.autograd.Function):
 
 
 class _FinishAllToAll(torch.autograd.Function):
-    """Passes the gradient to ``_StartAllToAll`` through that function's context: the ``grad_fn`` of its result, if any.
-
-    Autograd would reject a gradient with a different number of rows.
-    """
+    """Passes the gradient through the context of ``_StartAllToAll``: autograd would reject one with another number of
+    rows."""
 
     @staticmethod
     def forward(ctx: _FinishContext, started: Tensor, start: _StartContext) -> Tensor:

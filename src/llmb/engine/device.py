@@ -26,7 +26,7 @@ class Memory:
 
 
 class Moment:
-    """The moment when all work queued so far on a GPU's current stream is done; on a CPU, the moment of creation."""
+    """The moment when all work queued on a GPU's stream is done; on a CPU, the moment of creation."""
 
     def __init__(self, device: torch.device) -> None:
         self.time_s = time.perf_counter()
@@ -65,8 +65,7 @@ def local_device(kind: Device) -> torch.device:
 
 
 def leave_free(sms: int, device: torch.device) -> None:
-    """Make cuBLASLt leave ``sms`` multiprocessors of a GPU free for collectives: products planned for all of them would
-    need a second wave."""
+    """Make cuBLASLt leave ``sms`` multiprocessors of a GPU free for collectives."""
     if sms and device.type == "cuda":
         torch._C._set_sm_carveout_experimental(sms)
 
@@ -79,15 +78,12 @@ def exact_fp32() -> None:
 REPRODUCIBLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"), "NCCL_NVLS_ENABLE": ("0",)}
 )
-"""Values of variables with which results repeat bit for bit, the default first: streams of cuBLAS would otherwise
-share buffers, and NVLink switches would sum in an order that NCCL does not specify (Megatron-LM also excludes NVLS)."""
+"""Values of variables with which results repeat bit for bit, the default first (Megatron-LM also excludes NVLS)."""
 
 
 def be_deterministic() -> None:
-    """Let torch, cuBLAS and NCCL use only deterministic algorithms. Call this before CUDA and NCCL start.
-
-    Inductor then selects kernels without timing them. Raise UsageError if the environment contradicts ``REPRODUCIBLE``.
-    """
+    """Use only deterministic algorithms; call before CUDA and NCCL start. Raise UsageError if the environment
+    contradicts ``REPRODUCIBLE``."""
     for name, valid in REPRODUCIBLE.items():
         value = os.environ.setdefault(name, valid[0])
         if value not in valid:
@@ -97,7 +93,7 @@ def be_deterministic() -> None:
 
 
 def memory(device: torch.device) -> Memory:
-    """Return the memory that PyTorch has allocated on a GPU, or the resident memory of the process on a CPU."""
+    """Return PyTorch's allocated memory on a GPU, or the process's resident memory on a CPU, in bytes."""
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
     statm = Path("/proc/self/statm")

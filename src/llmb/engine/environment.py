@@ -65,7 +65,7 @@ def describe_environment(ranks: Ranks) -> Environment:
 
 
 def device_memory(ranks: Ranks) -> DeviceMemory | None:
-    """Return how much memory of this rank's GPU is free or used outside of torch's allocator; None on a CPU."""
+    """Return the free memory of this rank's GPU and the use outside of torch's allocator, in GiB; None on CPUs."""
     if ranks.device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(ranks.device)
@@ -74,9 +74,8 @@ def device_memory(ranks: Ranks) -> DeviceMemory | None:
 
 
 def gpus_after(ranks: Ranks, memory: DeviceMemory | None) -> dict[str, object]:
-    """Return fields of ``Environment``: the state of the run's GPUs after the last step and the ``memory`` of the GPU
-    with the least free after the first step; empty on CPUs. A collective on GPUs.
-    """
+    """Return fields of ``Environment`` about the run's GPUs after the last step; empty on CPUs. A collective on
+    GPUs."""
     found: dict[str, object] = {"gpus_at_end": _gpus_of_run(ranks).gpus or None}
     if memory:
         found["device_memory"] = min(of_every_rank(memory, ranks), key=lambda each: each.free_gib)

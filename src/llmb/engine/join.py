@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the worker of a rank other than 0 under another launcher, with the folder and variables that rank 0 announces.
-
-The arguments are the beginning of a command that binds the worker to cores; it is used if rank 0's worker is bound. The
-worker's command line contains the folder, so that the sampler can recognize the processes of the run.
-"""
+"""Runs the worker of a rank other than 0 under another launcher, with rank 0's folder and variables."""
 
 import os
 import sys

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the engine's kernels with torch's code for the same operations, at the start of a run and at its shapes.
-
-Some assemblers miscompile correct kernels (for an example see ``elementwise.cast_activation_gradient``). Which ones
-depends on the GPU, the shapes and the assembler's version, so tests on other machines cannot exclude it. Span attention
-is checked by ``attention_backend``, which skips backends that are wrong; for the kernels here there is no alternative.
-"""
+"""Compares the engine's kernels with torch's code at the start of a run, because some assemblers miscompile correct
+kernels."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +25,7 @@ from llmb.runs.plan import EnginePlan
 
 Shape = tuple[int, ...]
 Parts = Iterator[tuple[Tensor, Tensor]]
-"""Pairs of a kernel's results and torch's, in parts, so that only one part at a time is in memory as fp32."""
+"""Pairs of a kernel's results and torch's, in parts that fit in memory as fp32."""
 MOST_VALUES = 2**26
 """Maximum number of values in a part."""
 MOST_EXPERTS = 2
@@ -47,18 +43,18 @@ class KernelTrial(NamedTuple):
 
 
 class RankShapes(NamedTuple):
-    """Shapes of the tensors that one rank casts for a micro-batch.
-
-    rows: the number of tokens. cast: of inputs and weights. joined: rows of each weight in joint casts.
-    activated: of the results of activations. heads: batch, positions, query heads, key heads.
-    """
+    """Shapes of the tensors that one rank casts for a micro-batch of ``rows`` tokens."""
 
     rows: int
     hidden: int
     cast: set[Shape]
+    """Shapes of inputs and weights."""
     joined: set[Shape]
+    """Rows of each weight in joint casts."""
     activated: set[Shape]
+    """Shapes of the results of activations."""
     heads: tuple[int, int, int, int]
+    """Batch, positions, query heads, key heads."""
 
 
 class Values:
@@ -106,11 +102,7 @@ def refuse_wrong(checks: Sequence[KernelCheck], ptxas: str | None) -> None:
 
 
 def difference_of(parts: Parts) -> float:
-    """Return the largest difference between actual and expected values, as a multiple of what rounding can explain.
-
-    Rounding can explain the format's epsilon times the sum of the value's magnitude and the root mean square of its
-    part. fp32 values, such as maxima of bf16 values, count with the epsilon of bf16.
-    """
+    """Return the largest difference within pairs, as a multiple of what rounding to their format can explain."""
     multiples = []
     for ours, theirs in parts:
         dtype = torch.bfloat16 if theirs.dtype is torch.float32 else theirs.dtype

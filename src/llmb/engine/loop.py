@@ -46,7 +46,7 @@ from llmb.runs.steps import Step, step_to_json
 
 
 class Reporter:
-    """Prints and writes each step as soon as its values are read; rank times are written per step or group of steps."""
+    """Prints and writes each step as soon as its values are read."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         self.plan = plan
@@ -164,10 +164,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
 def load_start(
     plan: EnginePlan, folder: RunFolder, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, progress: Progress
 ) -> None:
-    """Load the weights that the plan starts with, then the checkpoint to resume from, if any; verify both if required.
-
-    A collective. Set the time limit for collectives, because ranks wait for slower ones; record how long loading takes.
-    """
+    """Load the weights that the plan starts with, then the checkpoint to resume from, if any. A collective."""
     if not ranks.alone:
         limit_collectives(plan)
 
@@ -188,8 +185,8 @@ def load_start(
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
-    """Return True if values must be read before training continues: after the last step, before a checkpoint, which
-    must have finite values, and at the end of a profile."""
+    """Return True if values must be read before training continues: at the end, before checkpoints, or after a
+    profile."""
     profile_ends = plan.profile is not None and number == plan.profile.stop_step - 1
     return number == plan.last_step or plan.saves_after(number) or profile_ends
 
@@ -259,14 +256,14 @@ def update(stages: Stages, optimizers: Sequence[AdamW], training: Training, numb
 def do_step(
     number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[AdamW], source: StepSource, ranks: Ranks
 ) -> tuple[Tensor | None, Tensor, StepData]:
-    """Run a step; return this rank's loss, if any, the gradient norm and the data, without waiting for the device."""
+    """Run a step without waiting for the device; return this rank's loss, if any, the gradient norm and data."""
     data = source.step(number)
     loss = add_gradients(passes, plan, data, number, ranks)
     return loss, update(passes.stages, optimizers, plan.recipe.training, number), data
 
 
 def report_sound(steps: Sequence[CompleteStep], reporter: Reporter | None) -> bool:
-    """Report the steps up to and including the first with a non-finite value; return True if there is such a step."""
+    """Report steps up to the first with a non-finite value; return True if there is one."""
     for one in steps:
         if reporter:
             reporter.report(one)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes NCCL write the logs and the topology that llmb needs, if possible in addition to what the user has requested.
-
-https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
-"""
+"""Makes NCCL write the logs and topology that llmb needs
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug)."""
 
 import os
 import socket
@@ -27,17 +25,14 @@ DETAILED = ("INFO", "ABORT", "TRACE")
 
 
 def ask_for_topology(plan: Plan, folder: RunFolder) -> None:
-    """Make NCCL write the topology of the first node to the run folder, unless the user has named a file."""
+    """Make NCCL write the first node's topology to the run folder, unless the user has named a file."""
     # NCCL writes it in every process that is the first of a group; one process per file.
     if plan.device == "cuda" and _rank() == 0 and not nccl_setting(TOPOLOGY):
         os.environ[TOPOLOGY] = str(folder.nccl_topology)
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> Path | None:
-    """Make NCCL log collectives with ``--nccl-trace`` and, on the first rank of each of several nodes, the network.
-
-    The user's NCCL_DEBUG_SUBSYS replaces the collectives. Return the user's log file if NCCL writes there, else None.
-    """
+    """Request NCCL's log of collectives or the network; return the user's log file if NCCL writes there, else None."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # The first rank of one of several nodes.
     speaks = plan.device == "cuda" and several and os.environ.get("LOCAL_RANK") == "0"

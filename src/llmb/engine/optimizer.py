@@ -23,21 +23,20 @@ RUN, MOST_RUNS = 2**18, 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A parameter and the tensors that its update writes; all tensors but ``steps`` are sharded alike.
-
-    part: the elements that this rank updates; None for its whole shard. master: their fp32 values, the parameter's own
-    if it is fp32. steps: the number of updates, 0-d, on the host, so that reading it does not wait for the device.
-    copies: the number of ranks with the same update, or None for the replica of another stage's embedding.
-    """
+    """A parameter and the tensors that its update writes; all but ``steps`` are sharded alike."""
 
     parameter: nn.Parameter
     part: RankPart | None
+    """Elements that this rank updates; None for its whole shard."""
     master: Tensor
+    """Their fp32 values; the parameter's own if it is fp32."""
     first: Tensor
     second: Tensor
     steps: Tensor
+    """Number of updates, 0-d, on the host, so that reading it does not wait for the device."""
     weight_decay: float
     copies: int | None
+    """Number of ranks with the same update; None for the replica of another stage's embedding."""
 
     @property
     def gradient(self) -> Tensor | None:
@@ -45,7 +44,7 @@ class Trained:
 
     @property
     def weight(self) -> Tensor | None:
-        """The tensor that the master is rounded to; None if the master is the parameter, or a part of it."""
+        """The tensor to round the master to; None if the master is the parameter or a part of it."""
         if self.part is not None:
             return self.part.weight
         return None if self.master is self.parameter else local_tensor(self.parameter)
@@ -63,10 +62,7 @@ class Trained:
 
 
 class AdamW:
-    """AdamW with torch's fused kernel. Gradients are divided by ``divisor``, 0-d fp32 on the device.
-
-    ``state`` has the same entries as the state of torch's AdamW.
-    """
+    """AdamW with torch's fused kernel. Gradients are divided by ``divisor``, 0-d fp32 on the device."""
 
     def __init__(self, trained: Sequence[Trained], training: Training, device: torch.device) -> None:
         self.trained = trained
@@ -144,7 +140,7 @@ def trained_in(stage: TrainedStage, training: Training) -> Iterator[Trained]:
 
 
 def learning_rate(training: Training, step: int) -> float:
-    """Return a step's learning rate: linear warm-up to the peak, then cosine decay to the minimum. Steps begin at 0."""
+    """Return the learning rate of ``step``, from 0: linear warm-up, then cosine decay to the minimum."""
     if step < training.warmup_steps:
         return training.peak_lr * (step + 1) / (training.warmup_steps + 1)
     span = max(1, training.decay_steps - training.warmup_steps)
@@ -153,10 +149,7 @@ def learning_rate(training: Training, step: int) -> float:
 
 
 def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
-    """Make the next step of ``optimizers`` clip the gradients of all ranks to ``largest_norm``. A collective.
-
-    Return the norm before clipping, 0-d fp64.
-    """
+    """Make the next step clip gradients to ``largest_norm``; return the norm before, 0-d fp64. A collective."""
     trained = [each for optimizer in optimizers for each in optimizer.trained]
     norm = gradient_norm([(one.gradient, one.copies) for one in trained if one.gradient is not None and one.copies])
     scale = ((norm + SMALLEST_NORM) / largest_norm).clamp(min=1.0).float()
@@ -166,10 +159,8 @@ def clip_gradients(optimizers: Sequence[AdamW], largest_norm: float) -> Tensor:
 
 
 def gradient_norm(gradients: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return the norm of all ranks' gradients, 0-d fp64; each is paired with the number of ranks that hold it.
-
-    In fp32, the fifth digit of a large gradient's sum of squares would depend on how it is sharded.
-    """
+    """Return the norm of all ranks' gradients, each with its number of copies: 0-d fp64 (fp32 would depend on
+    sharding)."""
     shared: dict[int, list[Tensor]] = defaultdict(list)
     for gradient, copies in gradients:
         shared[copies].append(local_tensor(gradient))

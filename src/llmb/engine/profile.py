@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles a rank in the steps that the plan specifies, and marks where steps begin and end in its NCCL log."""
+"""Profiles a rank in the steps of the plan, and marks where steps begin and end in its NCCL log."""
 
 import errno
 import gzip
@@ -44,7 +44,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Record a step, or its place in the NCCL log, if the plan requires it. An error leaves the recording open."""
+        """Record a step, or its place in the NCCL log, if the plan requires it."""
         wanted = self.plan.profile
         if self.nccl_log:
             with self.nccl_log.step(number):
@@ -82,10 +82,8 @@ class StepProfiler:
 
 
 class TorchRecorder:
-    """Writes a trace of the PyTorch profiler, for chrome://tracing, Perfetto and ``llmb trace``.
-
-    Creating it raises EnvironmentProblem if the folder of ``path``, or the one for temporary files, is not writable.
-    """
+    """Writes a trace of the PyTorch profiler; raises EnvironmentProblem if its folder or that for temporary files is
+    not writable."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
@@ -138,10 +136,7 @@ class NsysRecorder:
 
 
 class NcclTrace:
-    """Records the size of this rank's NCCL log when a step begins or ends, because its lines do not contain the step.
-
-    NCCL writes and flushes a line when a collective is called, on the calling thread.
-    """
+    """Records the size of this rank's NCCL log when each step begins and ends: log lines lack the step."""
 
     def __init__(self, log: Path) -> None:
         self.log = log

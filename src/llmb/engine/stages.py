@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares this rank's stages of the model for training: transforms them, allocates memory, sets initial weights.
-
-Parameters are views into flat buffers, unless FSDP shards them.
-"""
+"""Prepares this rank's stages of the model for training: transforms them, allocates memory, sets initial weights."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -90,11 +87,7 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
-    """Return the ranks to exchange gradients and updates with. Gradients are summed over ranks in ``dtype``.
-
-    The sum of an expert's gradients includes the tokens of all ranks of a pipeline stage, so it is divided by the same
-    number as the gradients of all other parameters.
-    """
+    """Return the ranks to exchange gradients and updates with. Gradients are summed over ranks in ``dtype``."""
 
     def group(mesh: DeviceMesh, dim: int) -> Group | None:
         if mesh.size(dim) == 1:
@@ -111,15 +104,8 @@ def exchange_of(ranks: Ranks, dtype: torch.dtype) -> Exchange:
 def place_parameters(
     stages: Sequence[TrainedStage], dtype: torch.dtype, device: torch.device, exchange: Exchange | None = None
 ) -> None:
-    """Replace the parameters of ``stages``, which are on the meta device, with uninitialized ones in flat buffers.
-
-    Trained parameters have ``dtype`` and, unless it is fp32, fp32 masters; frozen ones keep their dtype. A buffer holds
-    a stage's trained parameters, or its frozen ones of one dtype, in the order of the model, so that the weights of
-    adjacent layers form one matrix. It holds only the local shard of a tensor-parallel parameter.
-
-    With an ``exchange``, each block, its routed experts and the parameters outside of blocks have separate buffers. If
-    each rank updates only a piece of a buffer, the buffer's ``Bucket`` holds the masters of that piece.
-    """
+    """Replace meta parameters with uninitialized ones in flat buffers, so that weights of adjacent layers form one
+    matrix."""
     for stage in stages:
         placed: dict[nn.Parameter, nn.Parameter] = {}
         for layer, peers, group in parameter_groups(stage.model, exchange):
@@ -185,10 +171,8 @@ def views(parameters: Sequence[nn.Parameter], flat: Tensor) -> list[Tensor]:
 
 
 def adjacent_weights(layers: Sequence[Linear]) -> Tensor:
-    """Return a view of the local shards of the layers' weights as one matrix, [sum of outputs, inputs].
-
-    Raise ValueError if the weights are not adjacent in memory.
-    """
+    """Return a view of adjacent weights as one matrix, [sum of outputs, inputs]; raise ValueError if they are not
+    adjacent."""
     parts = [local_tensor(layer.weight.detach()) for layer in layers]
     for part, following in pairwise(parts):
         shares = part.untyped_storage()._cdata == following.untyped_storage()._cdata
@@ -208,7 +192,7 @@ def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
 
 
 def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
-    """Round a gradient to ``dtype`` and keep its own dtype: some kernels return the gradient of a norm in fp32."""
+    """Some kernels return the gradient of a norm in fp32."""
     return gradient if gradient.dtype is dtype else gradient.to(dtype).to(gradient.dtype)
 
 
@@ -224,11 +208,7 @@ def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def sum_in_products(stages: Iterable[TrainedStage]) -> None:
-    """Make matrix products of the backward pass, instead of autograd, add to the gradients of weights in place.
-
-    The parameters must have the dtype in which their gradients are summed. Replicated weights are skipped: each rank
-    has only a partial sum of their gradient.
-    """
+    """Make products of the backward pass add to weight gradients in place, unless weights are replicated."""
     for stage in stages:
         for owner, layers in products(stage.model):
             assert owner.weight is not None
@@ -239,10 +219,7 @@ def sum_in_products(stages: Iterable[TrainedStage]) -> None:
 
 
 def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
-    """Yield each ``Joined`` or ``Linear`` that multiplies by one matrix, and the layers whose weights form this matrix.
-
-    Omit subclasses of ``Linear``, and joined layers that gather their input once but are multiplied separately.
-    """
+    """Yield each ``Joined`` or ``Linear`` that multiplies by one matrix, and the layers whose weights form it."""
     joined = [each for each in joined_layers(stage) if all(map(is_plain, each.layers))]
     parts = {layer for each in joined if each.weight is not None or each.group is not None for layer in each.layers}
     yield from ((each, each.layers) for each in joined if each.weight is not None)

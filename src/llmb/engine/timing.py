@@ -1,16 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times and values of steps, read late enough that the device need not wait for the host.
-
-A GPU works through a queue that the host fills. If the host waits for a loss, the queue runs empty. The values of a
-step are therefore read after the next step is queued. On a CPU, which has no queue, they are read immediately.
-
-Step times do not show which rank is slow: all ranks wait for it in every collective. So each rank also times the
-forward passes of its layers, and the gaps before and between them. Sharded parameters are gathered in those gaps, so
-the time of a layer depends on this rank alone, except with tensor, context or expert parallelism, which communicate
-within layers. Only a step's first micro-batch is timed, by two events per layer.
-
-The module also counts the tokens of each expert.
-"""
+"""Times and values of steps, read after the next step is queued, so that a GPU need not wait."""
 
 import json
 import statistics
@@ -82,10 +71,7 @@ def seconds_of(stages: Sequence[Sequence[Span]], began: Moment) -> LayerSeconds:
 
 
 class ExpertLoadCounter:
-    """Counts, over all ranks, the tokens that choose each routed expert, per step and over all steps.
-
-    Every rank must have a counter, and call its ``of_step`` after the same steps.
-    """
+    """Counts the tokens of each routed expert over all ranks. Every rank must call ``of_step`` after the same steps."""
 
     def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
         model, self.alone = stages[0].model, ranks.alone
@@ -116,9 +102,8 @@ class ExpertLoadCounter:
         self.columns[number, -1] += rows.sum()
 
     def of_step(self) -> Tensor | None:
-        """Return ``summary`` and ``by_layer`` of all ranks' load since the last call, in one dimension. A collective.
-
-        Return None for a model without experts, or if this rank is alone."""
+        """Return ``summary`` and ``by_layer`` since the last call, flattened; None without experts or other ranks. A
+        collective."""
         if not self.experts:
             return None
         dist.all_reduce(self.columns)
@@ -137,10 +122,7 @@ class ExpertLoadCounter:
 
 
 def summary(counts: Tensor, dropped: Tensor) -> Tensor:
-    """Return the first fields of ``ExpertLoad``, [3] fp64, on the device. Layers without tokens are ignored.
-
-    counts: tokens per expert, [layers, experts]. dropped: dropped tokens, [layers].
-    """
+    """Return the first fields of ``ExpertLoad``, [3] fp64. ``counts``: [layers, experts]; ``dropped``: [layers]."""
     used = counts.any(-1)
     rows = counts.double()
     max_over_mean = (rows.amax(-1) / rows.mean(-1)).where(used, 0.0).max()
@@ -150,11 +132,7 @@ def summary(counts: Tensor, dropped: Tensor) -> Tensor:
 
 
 def by_layer(counts: Tensor, rows: Tensor) -> Tensor:
-    """Return each layer's load of the busiest expert and of the fullest rank, divided by the mean: [2, layers] fp64.
-
-    counts: tokens per expert, [layers, experts]. rows: the fullest rank's rows times the number of ranks, and the rows
-    of all ranks, [layers, 2]; zeros if every rank has the same number. The result stays on the device.
-    """
+    """Return each layer's busiest expert and fullest rank relative to the mean, [2, layers] fp64 on the device."""
     experts = counts.amax(-1) / counts.double().mean(-1).clamp(min=1 / counts.shape[1])
     return torch.stack((experts, (rows[:, 0] / rows[:, 1].double().clamp(min=1)).where(rows[:, 1] > 0, 1.0)))
 
@@ -176,11 +154,7 @@ def expert_load(values: Sequence[float]) -> ExpertLoad | None:
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that the device may still be working on. ``values`` are valid once ``ended`` has passed.
-
-    values: this rank's loss (0 if it has none) and the gradient norm, then the load of experts and the FP8 counts, if
-    the run has them.
-    """
+    """A step that the device may still be working on. ``values`` are valid once ``ended`` has passed."""
 
     number: int
     saving: bool
@@ -188,6 +162,7 @@ class PendingStep:
     ended: Moment
     has_loss: bool
     values: Tensor
+    """Loss (0 if this rank has none), gradient norm, load of experts and FP8 counts, if any."""
     memory: Memory
     figures: Figures
     wait_s: float
@@ -197,7 +172,7 @@ class PendingStep:
 
 
 def rank_time(pending: PendingStep) -> RankTime:
-    """Return the parts of this rank's step time. A wait for data counts only as far as it delays the first layer."""
+    """Return the parts of this rank's step time; waits for data count as far as they delay the first layer."""
     layers = seconds_of(pending.layers, pending.began)
     copies = [ended.seconds_since(began) for began, ended in pending.copies]
     input_s = min(pending.wait_s, layers.before_s)
@@ -206,7 +181,7 @@ def rank_time(pending: PendingStep) -> RankTime:
 
 
 class RankStep(NamedTuple):
-    """A rank's values of a step, to exchange with others. loss: 0 if ``has_loss`` is 0. Last four: see ``Figures``."""
+    """A rank's values of a step, to exchange with others; ``loss`` is 0 if ``has_loss`` is 0."""
 
     has_loss: float
     loss: float
@@ -252,7 +227,7 @@ class StepReader:
         self.hosts = Hosts(ranks.rank, ranks.world_size, per_node, "figures", limit) if exchanges else None
 
     def begin(self, number: int, *, saving: bool) -> None:
-        """Begin a step now or, if values of the previous step are pending, at that step's end. saving: see ``Step``."""
+        """Begin a step now or, if the previous step is pending, at that step's end."""
         self.number, self.saving = number, saving
         self.pause_s = time.perf_counter() - self.read_s if self.read_s is not None else 0.0
         self.layers.begin()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private names of torch that llmb uses; any version of torch may rename or remove them.
-
-A program checks them before it imports the modules that need them. The versions in ``TRIED`` have all of them.
-"""
+"""The private names of torch that llmb uses; programs check them before they import modules that need them."""
 
 from collections.abc import Iterable, Iterator
 from importlib import import_module

@@ -60,17 +60,13 @@ SAVED = frozenset(
         torch.ops._c10d_functional.wait_tensor.default,
     }
 )
-"""Operators whose results ``selective`` recompute saves, as it does for fused products: the slowest per byte of result.
-
-The result of a reduce-scatter is a fraction of the size of the products that it sums. An all-to-all is saved because
-``wait_tensor`` is: if it were recomputed, nothing would wait for it."""
+"""Operators whose results ``selective`` recompute saves; an all-to-all, too, because nothing would wait for a
+recomputed one."""
 
 
 def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, backend: CompilerBackend) -> None:
-    """Transform this rank's stages, which are on the meta device, in place as the plan requires.
-
-    Raise EnvironmentProblem if the plan requires FP8 that the GPU does not support.
-    """
+    """Transform this rank's stages, on the meta device, as the plan requires; raise EnvironmentProblem for unsupported
+    FP8."""
     layout, path = plan.recipe.layout, plan.compute_path
     for stage in stages:
         # Before expert parallelism, which does not exchange token counts if routers are balanced.
@@ -125,11 +121,7 @@ def set_routing(stage: Decoder, plan: EnginePlan, ranks: Ranks) -> None:
 
 
 def apply_compile(model: Decoder, backend: CompilerBackend = INDUCTOR) -> None:
-    """Compile the forward pass of every block, and the part of the loss between its matrix products.
-
-    Blocks of the same kind share their code. Of routed experts only the activation is compiled, for any number of rows:
-    this number depends on the tokens.
-    """
+    """Compile every block's forward pass, except routed experts' products, and the loss between its products."""
     compiled = partial(torch.compile, dynamic=False, backend=backend)
     for block in model.blocks():
         if isinstance(block, MoEBlock):
@@ -158,10 +150,8 @@ def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]
 
 
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
-    """Make every block save only its input (``full``), or also the results that ``_policy`` saves (``selective``).
-
-    ``by_part`` does so for each part of an MoE block instead of the whole block.
-    """
+    """Make every block save only its input (``full``) or also what ``_policy`` saves (``selective``); ``by_part``:
+    per MoE part."""
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
@@ -173,10 +163,8 @@ def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], 
 
 
 def hide_gathering(model: Decoder) -> None:
-    """Hide from ``selective`` recompute what FSDP's hooks do for modules inside a block, such as routed experts.
-
-    Recomputation has to run the same operations as the forward pass, but by then parameters may already be gathered.
-    """
+    """Hide FSDP's hooks within blocks from ``selective`` recompute, which must run the same operations as the forward
+    pass."""
     for block in model.blocks():
         for module in [part for part in block.modules() if part is not block and isinstance(part, FSDPModule)]:
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
@@ -199,10 +187,8 @@ def _policy(context: object, op: object, *args: object, **kwargs: object) -> Che
 
 
 def apply_lora(model: Decoder, lora: Lora, dtype: torch.dtype) -> None:
-    """Freeze all parameters of ``model`` and convert them to ``dtype``; add fp32 adapters.
-
-    This works in place, and only before parameters are sharded or have values.
-    """
+    """Freeze parameters, convert them to ``dtype`` and add fp32 adapters in place, before parameters are sharded or
+    have values."""
     freeze(model, dtype)
     names = ADAPTED[lora.targets]
     for block in model.layers.values():

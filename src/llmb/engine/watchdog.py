@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog: a thread in each rank that ends the process if the run hangs or its launcher has ended.
-
-Ranks send heartbeats through the run's store. If a rank makes no progress, its heartbeats also contain its oldest
-pending collective, from PyTorch's flight recorders, and the location of its main thread. By default, the recorder of
-gloo and that of NCCL each keep the latest 2,000 collectives of all groups. Gloo's sends and receives are not recorded;
-the location shows which code waits for them.
-"""
+"""A thread in each rank that ends the process if the run hangs or its launcher has ended."""
 
 import json
 import os
@@ -52,7 +46,7 @@ CHECKPOINT_GROUP = "checkpoint"
 
 
 class Collectives(NamedTuple):
-    """A rank's oldest unfinished collective of gloo, or else of NCCL, if any, and the number begun in each group."""
+    """A rank's oldest unfinished collective of gloo, or else of NCCL, and the number begun in each group."""
 
     waits: tuple[Wait, ...]
     begun: dict[str, int]
@@ -84,10 +78,7 @@ def _members(group: str) -> list[int]:
 
 
 def main_thread_location() -> tuple[str | None, bool]:
-    """Return the line of llmb at which the main thread is, if known, and True if it has called torch.distributed.
-
-    If the line has called a function outside of llmb, the text also contains the innermost line of that call.
-    """
+    """Return the line of llmb at which the main thread is, if known, and True if it is in torch.distributed."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return None, False
@@ -141,10 +132,8 @@ class LastHeartbeat:
 
 
 class Heartbeats:
-    """Exchanges heartbeats in a thread with its own connection, because requests block if the store does not respond.
-
-    The watchdog reads and sets the attributes. ``unanswered_s`` grows while the store does not respond.
-    """
+    """Exchanges heartbeats in a thread with its own connection, because requests block if the store does not
+    respond."""
 
     def __init__(self, rank: int, world_size: int, interval_s: float) -> None:
         self.rank = rank
@@ -214,7 +203,7 @@ MOST_STACKS = 8
 """Ranks below this number print their stacks, as do all ranks that block the run."""
 MOST_FRAMES = 30
 LONGEST_REPORT_S = 2.0
-"""Time limit in seconds for writing to the log or the run folder, because their disk may be what hangs."""
+"""Time limit in seconds for writing to the log or the run folder, whose disk may hang."""
 STALLED = 1
 
 
@@ -226,11 +215,7 @@ def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> N
 
 
 class Watchdog:
-    """Watches the processes that started this rank and, if the plan has a limit, the progress of the run.
-
-    With a limit, each rank periodically sends a short heartbeat to the store, and rank 0 reads all of them. Ranks that
-    make no progress inspect their collectives and, if rank 0 finds no cause in time, read the heartbeats as well.
-    """
+    """Ends this rank if its launcher has ended or, if the plan has a limit, if the run hangs."""
 
     def __init__(self, plan: EnginePlan, folder: RunFolder, progress: Progress, launcher: int) -> None:
         self.rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -302,7 +287,6 @@ class Watchdog:
         )
 
     def _verdict(self, beat: Beat) -> str | None:
-        """Return the cause of a hang; None if there is no hang, or if it is not this rank's turn to find the cause."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
         # Begin to read early enough to have detected silent ranks by this rank's turn.
         soon_s = over_s + self.patience_s + 2 * self.interval_s
@@ -332,10 +316,7 @@ class Watchdog:
 
 
 def has_turn(rank: int, over_s: float, patience_s: float) -> bool:
-    """Return True if ``rank`` may look for the cause of a hang ``over_s`` seconds after the limit of its phase.
-
-    Rank 0 always may, others after a delay that grows with the rank: each reads all heartbeats from one store.
-    """
+    """Return True if ``rank`` may look for a hang's cause, ``over_s`` seconds after the limit; rank 0 always may."""
     return rank == 0 or over_s >= patience_s * rank.bit_length()
 
 

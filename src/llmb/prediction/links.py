@@ -17,9 +17,8 @@ distributed_data_parallel.py, bucket_size)."""
 
 
 class Links:
-    """The links between the ranks of a layout. nvlink_share, network_share: attained fractions of nominal bandwidth.
-    measured: bytes per second within an NVLink domain by kind of message, which replace the attained NVLink rate.
-    joined: groups assumed to be in one NVLink domain. exchanges: see ``MeasuredMachine``."""
+    """Links between a layout's ranks. Shares are of nominal bandwidth; ``measured`` has bytes per second within NVLink
+    domains."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class Links:
 
     @cached_property
     def groups(self) -> dict[str, tuple[int, int]]:
-        """Number of ranks in each group (at most 2 for ``pp``), and how many share an NVLink domain, by group name."""
+        """Number of ranks per group (at most 2 for ``pp``), and how many share an NVLink domain."""
         layout, domain = self.layout, self.gpu.nvlink_domain_gpus
         dense, experts = layout.dp * layout.cp // self.replicas.dense, layout.edp // self.replicas.experts
         found = {

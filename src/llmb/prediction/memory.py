@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a run's ranks in closed form: an estimate, in milliseconds, of what the engine counts exactly.
-
-Every term is a tensor of the engine, whose size follows from the model's parts on a rank; nothing is fitted. A rank
-peaks at the loss, when every micro-batch in flight holds its saved activations; in a pass of a block; when the
-gradients of a step are reduced; or in the update.
-"""
+"""Memory of a run's ranks in closed form, as the engine's tensors need it; nothing is fitted."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +37,7 @@ def why_not_estimated(plan: EnginePlan) -> str | None:
 
 
 def memory_of(plan: EnginePlan, *, as_published: bool) -> MemoryUse | Missing:
-    """Estimate the memory of a plan; Missing if it cannot be estimated or, for a run ``as_published``, if it does
-    not fit without the recompute that the published run had."""
+    """Estimate a plan's memory; Missing if that fails, or if a run ``as_published`` needs recompute to fit."""
     if reason := why_not_estimated(plan):
         return Missing(reason)
     use, published = estimate(plan), plan.recipe.published_way("recompute")
@@ -53,10 +47,8 @@ def memory_of(plan: EnginePlan, *, as_published: bool) -> MemoryUse | Missing:
 
 
 def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
-    """Return the peak memory of ``ranks``, by default of one rank per pipeline rank.
-
-    Raises UsageError if ``why_not_estimated`` gives a reason.
-    """
+    """Return the peak memory of ``ranks``, by default one per pipeline rank; raise UsageError if it cannot be
+    estimated."""
     if why := why_not_estimated(plan):
         raise UsageError(why, do="omit --estimate, if llmb's engine has the model, or avoid what is in parentheses")
     plan, assumptions = countable(plan)
@@ -81,15 +73,12 @@ def estimate_here(plan: Plan) -> MemoryUse | None:
 
 
 def clearly_fits(use: MemoryUse) -> bool:
-    """Return whether the memory of the GPUs is known, and suffices even if the estimate is too low by ``DOUBT``."""
+    """Return True if the GPUs' memory is known and suffices, with the margin ``DOUBT``."""
     return use.capacity_gib is not None and use.needed_gib + DOUBT * use.fullest.peak_bytes / GIB <= use.capacity_gib
 
 
 def settle_sharding(plan: EnginePlan, requested: Parallelism) -> EnginePlan:
-    """Return the plan with ZeRO-1, as in published runs, if it then clearly fits.
-
-    Sharding that is ``requested``, or is not ``full`` over all ranks, is not changed.
-    """
+    """Return the plan, with ZeRO-1 instead of unrequested full sharding if it then clearly fits."""
     if requested.dp_sharding or plan.parallelism.dp_sharding != "full" or plan.parallelism.dp_shard_size is not None:
         return plan
     parallelism = plan.parallelism.model_copy(update={"dp_sharding": "optimizer"})
@@ -110,12 +99,7 @@ class _Bucket(NamedTuple):
 
 
 class _SentBlock(NamedTuple):
-    """Memory of a block whose gradients are complete and being sent.
-
-    elements: number of its gradients; freed: number of gradients freed after the copy. In bytes: saved, its saved
-    activations; working, the additional memory of its backward pass; copied, all copies of gradients; copies, the
-    copies that stay until the next block; arriving, the reduced shard.
-    """
+    """Memory of a block whose gradients are being sent, in bytes except ``elements`` and ``freed``."""
 
     elements: int
     freed: int
@@ -226,7 +210,7 @@ class _Rank:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes per gradient element: 4 if gradients are reduced in fp32, and summed or copied to a bucket; else 2."""
+        """Bytes per gradient element."""
         several = self.layout.ga > 1 or (self.exchanges and self.sharding != "full")
         return FP32 if self.exact and several else BF16
 
@@ -276,12 +260,8 @@ class _Rank:
         }
 
     def sent_by_passes(self) -> tuple[int, int]:
-        """Return the bytes of a block's gradients reduced while those of the block before it are computed, less saved
-        activations freed by then; and the bytes while a stage's first block, or a table, is reduced.
-
-        A reduction needs a buffer, the reduced shard, and its fp32 copy. The gradient that was computed last still
-        exists, as do experts' gradients while they are reordered. The output table's gradient is reduced last.
-        """
+        """Return bytes of gradients being reduced: during another block's pass, less freed activations; and after a
+        stage's blocks."""
         sizes, size, trained = self.sizes, self.reduced_bytes, self.plan.lora is None
         shard = size + FP32 * (not self.exact)
 
@@ -299,10 +279,7 @@ class _Rank:
         return max(beside) * (max(map(len, self.stages)) > 1), max(after)
 
     def begun_gradients(self, begun: Sequence[bool]) -> int:
-        """Return the bytes of gradients in all stages that have gradients, according to ``begun``.
-
-        If gradients are sharded and all micro-batches of a stage run in a row, only the first such stage is unreduced.
-        """
+        """Return the bytes of gradients in all stages with gradients, according to ``begun``."""
         first = begun.index(True) if any(begun) else len(begun)
         if self.reduces_in_turn and first < len(begun):
             return self.left_by_passes[first] + self.reduced_after[first]
@@ -357,13 +334,6 @@ class _Rank:
         }
 
     def _moments_of_blocks(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the bytes of gathered parameters, gradients and activations at moments that may be the peak.
-
-        Parameters are gathered into a buffer and copied out; in a forward pass the buffer stays until the next block is
-        copied, while the block after it is gathered. Experts are copied twice, to reorder them. With one micro-batch,
-        or if gradients are reduced for each, a block's gradients are reduced as soon as they exist, and their buffer
-        stays until the next block's gradients are reduced.
-        """
         sizes, trained, single = self.sizes, self.plan.lora is None, self.layout.ga == 1
         in_turn = single or self.syncs
         ends = BF16 * self.ends()
@@ -402,7 +372,6 @@ class _Rank:
             yield 0, earlier + self.sent_by_passes()[1], 0
 
     def _saved_casts(self, layer: int) -> int:
-        """Return the bytes of FP8 weights that a block saves for its backward pass, unless it is recomputed in full."""
         if not self.sizes.computes_fp8(layer) or self.plan.recompute == "full":
             return 0
         return self.sizes.matrices(layer)
@@ -432,11 +401,6 @@ class _Rank:
         return max(states, key=_total)
 
     def _moments_of_reduction(self) -> Iterator[tuple[int, int]]:
-        """Yield pairs of bytes: gradients, and activations with reduced gradients; the last pair is after all passes.
-
-        Gradients are copied into buckets. The copies of two blocks exist at a time, and accumulated gradients stay;
-        other stages hold their last micro-batches.
-        """
         sizes, holds, together = self.sizes, self.holds(), together_in_turn(self.layout)
         hidden = BF16 * sizes.hidden * sizes.shard
         sent = reduced = travelling = 0
@@ -476,19 +440,14 @@ class _Rank:
         )
 
     def unsent(self, sums: int, sent: int, elements: int) -> int:
-        """Return the bytes of unsent gradients: ``sums`` bytes less ``sent`` elements or, if GA is 1, ``elements`` and
-        the head."""
+        """Return the bytes of gradients that are not yet sent."""
         if self.layout.ga == 1:
             return self.gradient_bytes * (elements + self.last_table() * (self.plan.lora is None))
         return sums - self.gradient_bytes * sent
 
     def at_reduction_of_experts(self) -> dict[str, int]:
-        """Return the peak by owner while a pipeline with experts and sharded parameters reduces gradients; else {}.
-
-        The gradients of experts are reordered before they are copied; the second product's gradients then exist three
-        times. The last block of the last stage is reduced after everything else. The first block of the first stage is
-        reduced before the rest of this stage, while other stages hold their last micro-batches.
-        """
+        """Return the peak bytes by owner while a pipeline with experts and sharded parameters reduces gradients; else
+        empty."""
         if self.sharding != "full" or self.layout.pp == 1 or self.syncs or not self.experts(self.layers):
             return {}
         experts, size = self.sizes.expert_matrices(), self.reduced_bytes
@@ -510,7 +469,7 @@ class _Rank:
         return max(at_end, first, key=_total)
 
     def at_update(self) -> dict[str, int]:
-        """Return the peak by owner in the update, which copies one gradient at a time to fp32; empty without copies."""
+        """Return the peak bytes by owner in the update; empty if no gradient is copied to fp32."""
         size = self.gradient_bytes if self.sharding == "none" else self.reduced_bytes
         if size == FP32 or self.sharding == "full" or self.plan.lora is not None:
             return {}

@@ -39,7 +39,7 @@ TRIED_GPUS = (CHECKED_GPU, "h200", *BLACKWELL)
 CHECKED_SEQ_LEN, CHECKED_CP, CHECKED_GPUS = 8192, 2, 2304
 """The largest sequence length, context parallelism and number of GPUs of published steps."""
 LEAST_NVLINK_GB_S = 400
-"""A rate below any NVLink that connects all GPUs of a node, and above PCI Express, which has 128 GB/s."""
+"""A rate between PCI Express's 128 GB/s and the lowest of NVLink between all GPUs of a node."""
 DOCUMENTS, LLMB, BRIDGE = "documents", "llmb", "megatron-bridge"
 TORCHTITAN = "torchtitan"
 SOFTWARE_OF_PROGRAMS = {
@@ -65,32 +65,32 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The rates of predictions, and the measurement that scales them, if any.
-
-    software: the program whose overlap and fusion ``rates`` assume. factors: by predicted term; 1 for other terms.
-    machine: measurements that refine the rates. error: ``recipe`` replaces all expected errors of a prediction,
-    ``node`` the error of its case, ``bench`` and ``trace`` add to it, and ``model`` changes nothing. fits: the
-    uncertainty of fitted rates, one mapping per fit.
-    """
+    """The rates of predictions, and the measurement that scales them, if any."""
 
     text: str
     rates: Rates
     software: str = DOCUMENTS
+    """Program whose overlap and fusion ``rates`` assume."""
     factors: Mapping[str, float] = field(default_factory=dict)
+    """Factors by predicted term; 1 for other terms."""
     machine: MeasuredMachine | None = None
     error: str = "model"
+    """``recipe`` replaces all expected errors, ``node`` the case's; ``bench`` and ``trace`` add errors; ``model``
+    changes none."""
     fits: Sequence[Mapping[str, FittedRate]] = ()
+    """Uncertainty of fitted rates, one mapping per fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeyondNvlink:
-    """Messages of TP or EP that cross a network. gpus: consecutive GPUs that exchange them, more than an NVLink domain
-    has. added_s: how much shorter a step would be if these GPUs were in one domain, in seconds."""
+    """Messages of TP or EP that cross a network."""
 
     group: Literal["TP", "EP"]
     gpus: int
+    """Number of consecutive GPUs that exchange them."""
     nvlink_domain_gpus: int
     added_s: float
+    """Seconds by which a step would be shorter if these GPUs were in one NVLink domain."""
 
     @property
     def text(self) -> str:
@@ -182,8 +182,8 @@ def chip_rates(rates: Rates, efficiency: float | None) -> Rates:
 
 
 def calibrate(measured: MeasuredStep, plan: EnginePlan, gpu: Gpu, usual: Calibration) -> Calibration:
-    """Return ``usual``, scaled by a measured step relative to its prediction; a rank alone scales only ``COMPUTING``.
-    Raises UsageError if the step was measured on another GPU type or in another dtype, or cannot be predicted."""
+    """Return ``usual`` scaled by a measured step; raise UsageError for another GPU type or dtype, or without a
+    prediction."""
     mine, other = plan.recipe, measured.plan.recipe
     for name, ours, theirs in (("GPU type", mine.gpu_type, other.gpu_type), ("dtype", mine.dtype, other.dtype)):
         if ours != theirs:
@@ -231,8 +231,8 @@ def predicted_terms(
 
 
 def unbalanced(plan: EnginePlan, imbalance: float | None) -> EnginePlan:
-    """Return the plan with the load of the fullest rank on every rank: its experts process ``imbalance`` times the mean
-    number of tokens. None changes nothing. Raises UsageError if no rank can have such a load."""
+    """Return the plan with every rank's experts loaded ``imbalance`` times the mean; raise UsageError if that is
+    impossible."""
     if imbalance is None:
         return plan
     if plan.recipe.model.moe is None or plan.recipe.layout.ep == 1:
@@ -258,8 +258,7 @@ def usual_software(recipe: Recipe) -> str:
 
 
 def predicted_step(catalogue: Catalogue, plan: EnginePlan, software: str) -> PredictedStep | None:
-    """Predict a plan's step in ``software``; None for a CPU, a pretended rank or an unknown GPU type, and if
-    ``why_not_predicted`` gives a reason."""
+    """Predict a plan's step in ``software``; None if it cannot be predicted."""
     gpu = catalogue.gpus.get(plan.recipe.gpu_type)
     if plan.device != "cuda" or gpu is None or plan.recipe.pretended_rank is not None or why_not_predicted(plan, gpu):
         return None

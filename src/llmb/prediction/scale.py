@@ -24,12 +24,13 @@ Scaling = Literal["weak", "strong"]
 
 @dataclass(frozen=True, slots=True)
 class ScaledStep:
-    """One scale of a curve. efficiency: throughput per GPU relative to the first scale; grew: the term whose share of
-    the step grew most since the first scale, and by which fraction of the step; None if none grew."""
+    """One scale of a curve."""
 
     prediction: Prediction
     efficiency: float
+    """Throughput per GPU relative to the first scale."""
     grew: tuple[str, float] | None
+    """The term whose share of the step grew most, and by which fraction of the step; None if none grew."""
 
     @property
     def gpus(self) -> int:
@@ -50,7 +51,7 @@ class Curve:
 
 
 def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
-    """Predict the plan's step, then the step with twice as many data-parallel replicas, and so on up to a limit."""
+    """Predict the plan's step, and steps with repeatedly doubled data-parallel replicas."""
     found: list[ScaledStep] = []
     first = predicted(plan)
     for each in _doubled(plan, scaling):
@@ -67,11 +68,12 @@ def scale_up(plan: EnginePlan, scaling: Scaling, predicted: Predicted) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A change of the hardware or of the number of GPUs. longer_pct: how much longer the step takes, in percent."""
+    """A change of the hardware or of the number of GPUs, and the predicted step."""
 
     change: str
     step_time_s: float
     longer_pct: float
+    """Increase of the step time in percent."""
 
 
 SLOW_GPU = 1.1
@@ -139,11 +141,8 @@ class Goodput:
 
 
 def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Goodput:
-    """Return the goodput at the optimal checkpoint interval (Young, 1974; to first order, Daly, 2006).
-
-    gpu_mtbf_h: mean time between failures of one GPU and the hardware around it. save_s: training time lost to a
-    checkpoint; restart_s: time from a failure to the next step. A failure loses half an interval and a restart.
-    """
+    """Return the goodput at the optimal checkpoint interval (Young, 1974). ``gpu_mtbf_h``: hours between failures of
+    one GPU."""
     mean_s = gpu_mtbf_h * 3600 / gpus
     interval_s = sqrt(2 * save_s * mean_s)
     lost = save_s / interval_s + (interval_s / 2 + restart_s) / mean_s if interval_s else restart_s / mean_s
@@ -151,21 +150,22 @@ def goodput(gpus: int, gpu_mtbf_h: float, save_s: float, restart_s: float) -> Go
 
 
 def joules_per_token(prediction: Prediction) -> float | None:
-    """Return the energy per token of GPUs at their power limit, an upper bound; None if the limit is unknown."""
+    """Return the energy per token at the GPUs' power limit, in joules; None if the limit is unknown."""
     layout, tdp_w = prediction.plan.recipe.layout, prediction.gpu.tdp_w
     return None if tdp_w is None else tdp_w * layout.gpus * prediction.seconds / (layout.gbs * layout.seq_len)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """The cost of training on ``tokens``. energy_mwh_at_most: the GPUs' energy; None if their power limit is unknown.
-    price: None without the price of a GPU hour."""
+    """The cost of training on ``tokens`` tokens."""
 
     tokens: float
     days: float
     gpu_hours: float
     energy_mwh_at_most: float | None
+    """Energy of the GPUs at their power limit; None if the limit is unknown."""
     price: float | None
+    """None if the price of a GPU hour is unknown."""
 
 
 J_PER_MWH = 3.6e9

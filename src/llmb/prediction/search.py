@@ -77,7 +77,7 @@ Goal = Literal["step", "token"]
 
 
 def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
-    """Search for layouts with the fastest step on the plan's GPUs, or the cheapest tokens on as many or fewer GPUs."""
+    """Search for layouts with the fastest step or, on as many or fewer GPUs, the cheapest tokens."""
     if goal == "step":
         return search(plan, predicted, constraints)
     searches = [search(each, predicted, constraints) for each in at_fewer_gpus(plan)]
@@ -88,11 +88,7 @@ def search_for(goal: Goal, plan: EnginePlan, predicted: Predicted, constraints: 
 
 
 def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NONE) -> LayoutSearch:
-    """Search layouts with the model, GPUs, batch and sequence length of ``plan``, whose layout may be invalid.
-
-    For each layout, recompute and sharding modes are tried from the fastest until one fits. Raises UsageError if
-    memory or time cannot be predicted.
-    """
+    """Search layouts for a plan, whose own may be invalid; raise UsageError if memory or time cannot be predicted."""
     left_out: Counter[str] = Counter()
     found, searched = [], 0
     recomputes, shardings = _values(constraints, "recompute", RECOMPUTES), _shardings(constraints)
@@ -113,8 +109,7 @@ def search(plan: EnginePlan, predicted: Predicted, constraints: Constraints = NO
 
 
 def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Constraints) -> tuple[Candidate, int]:
-    """Return the fastest of a layout's plans that fits, and the number of plans tried. One of the last two must fit.
-    Gradients are reduced more often only if a plan does not fit otherwise, because that is never faster."""
+    """Return the fastest plan that fits, and the number of plans tried; one of the last two must fit."""
     once = [way for way in ways if way.parallelism.gradient_sync == "step"]
     frequent = {way.recompute: way for way in ways if way.parallelism.gradient_sync == "micro-batch"} if once else {}
     waiting = sorted(map(predicted, once or ways), key=attrgetter("seconds"))
@@ -129,8 +124,7 @@ def _fastest(ways: Sequence[EnginePlan], predicted: Predicted, constraints: Cons
 
 
 def with_recipe(found: LayoutSearch, own: Candidate | Missing, constraints: Constraints) -> LayoutSearch:
-    """Return ``found`` with the recipe, if it fits and satisfies the constraints, instead of slower candidates with its
-    layout; but unchanged if one of these is not slower, or if another candidate has a different number of GPUs."""
+    """Return ``found`` with a fitting recipe in place of slower candidates with its layout, or ``found`` unchanged."""
     if isinstance(own, Missing) or not _satisfies(own, constraints):
         return found
     layout = own.plan.recipe.layout
@@ -151,7 +145,7 @@ def _satisfies(own: Candidate, constraints: Constraints) -> bool:
 
 
 def plan_to_search(recipe: Recipe, choices: Choices) -> EnginePlan:
-    """Return a recipe's plan with all parallel sizes and MBS set to 1; the recipe's own sizes may be invalid."""
+    """Return a recipe's plan with all parallel sizes and MBS set to 1."""
     alone = recipe.model_copy(update={"layout": recipe.layout.model_copy(update=ALONE)})
     usual = choices.model_copy(update={"parallelism": Parallelism(), "communication": Choices().communication})
     plan = make_plan(alone, usual, device="cuda", trains=False)
@@ -190,8 +184,7 @@ def at_fewer_gpus(plan: EnginePlan) -> Iterator[EnginePlan]:
 
 
 def layouts(plan: EnginePlan, left_out: Counter[str], constraints: Constraints = NONE) -> Iterator[Layout]:
-    """Yield the valid layouts to try, and count the invalid ones in ``left_out`` by reason. Layouts that cannot
-    communicate as the plan requires are not tried."""
+    """Yield the valid layouts to try, and count the invalid ones in ``left_out`` by reason."""
     recipe, way, others = plan.recipe, plan.communication, (plan.device, plan.lora, plan.capacity_factor)
     base = recipe.layout
     for sizes in _sizes(recipe.model, base, constraints):
@@ -219,8 +212,6 @@ def _sizes(model: Model, base: Layout, constraints: Constraints) -> Iterator[dic
 
 
 def _splits(layers: int, pp: int, constraints: Constraints, *, uneven: bool) -> Iterator[dict[str, Any]]:
-    """Yield numbers of virtual stages, and of layers at the ends: the first and the last stage may have one layer less,
-    for the embedding and the loss, or as many as the constraints set. ``uneven``: PP need not divide the layers."""
     ends: dict[str, Any] = {"counts_embedding_and_loss": False, **{name: constraints.get(name) for name in ENDS}}
     has_own = any(name in constraints for name in ENDS)
     if pp == 1 or has_own or layers % pp == 0 or (uneven and pp <= layers):
@@ -274,8 +265,7 @@ MOST_TP = 8
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Options with which a run fits, the memory that its fullest rank needs, and the cost of the options: in words and,
-    if it can be predicted, in percent of the step."""
+    """Options with which a run fits, and their cost in words and in percent of the step, if predicted."""
 
     options: str
     needed_gib: float

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of a model's parts on one rank, the activations that a block saves, and the peak moments of a pipeline rank."""
+"""Sizes of a model's parts on one rank, saved activations, and peak moments of a pipeline rank."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
@@ -30,12 +30,7 @@ class Product(NamedTuple):
 def block_products(
     model: Model, layout: Layout, *, experts: bool, capacity_factor: float | None = None
 ) -> Iterator[Product]:
-    """Yield the products of a block on one rank; ``experts``: it is a mixture-of-experts block.
-
-    Query, key and value count as one product (unless attention is latent), as do gate and up: the largest that an
-    engine can fuse. Tensor parallelism shards the outputs of the first product of a layer and the inputs of the second;
-    context parallelism shards the tokens. Tokens are assumed to be evenly distributed among experts.
-    """
+    """Yield the products of a block on one rank; projections that an engine can fuse count as one."""
     part, tokens, hidden = rank_model(model, layout), layout.mbs * layout.seq_len // layout.cp, model.hidden_size
     queries, keys = part.attention_heads * model.head_dim, part.kv_heads * model.head_dim
     if latent := model.latent_attention:
@@ -74,7 +69,7 @@ def head_product(model: Model, layout: Layout) -> Product:
 
 
 def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> int:
-    """Return the number of rows that a rank's experts compute for a micro-batch; 0 if the model has no experts."""
+    """Return the rows of a rank's experts for a micro-batch; 0 if the model has no experts."""
     if model.moe is None:
         return 0
     shard = layout.mbs * layout.seq_len // layout.cp // layout.tp
@@ -82,9 +77,7 @@ def expert_rows(model: Model, layout: Layout, capacity_factor: float | None) -> 
 
 
 class Sizes:
-    """Sizes on one rank. tokens: tokens of a micro-batch; shard: ``tokens`` / TP; between: tokens between layers,
-    ``shard`` with sequence parallelism, else all. query, key, value: features of the rank's heads; attended: of their
-    output. Biases, norms of heads and of latents, and parameters with one value per head are not counted."""
+    """Numbers of tokens of a micro-batch, and of features, on one rank. Biases and norms of heads are not counted."""
 
     def __init__(self, plan: EnginePlan) -> None:
         model, layout = plan.recipe.model, plan.recipe.layout
@@ -94,7 +87,9 @@ class Sizes:
         self.hidden = model.hidden_size
         self.tokens = layout.mbs * layout.seq_len // layout.cp
         self.shard = self.tokens // layout.tp
+        """Tokens per tensor-parallel rank."""
         self.between = self.tokens // layout.sequence_shards
+        """Tokens of this rank between layers."""
         self.query = part.attention_heads * model.head_dim
         self.key = self.value = part.kv_heads * model.head_dim
         self.attended = self.query
@@ -127,8 +122,8 @@ class Sizes:
         return (self.products + 1) * self.hidden * features
 
     def multi_token(self, stages: int) -> int:
-        """Count the elements outside of blocks that predict further tokens: a matrix per token for the hidden state
-        joined with the embedding, and the embedding's copy on the last of several ``stages``."""
+        """Return the number of elements outside of blocks that multi-token prediction adds, given the number of
+        ``stages``."""
         table = self.vocabulary * self.hidden if self.model.multi_token_layers and stages > 1 else 0
         return self.model.multi_token_layers * 2 * self.hidden**2 + table
 
@@ -207,19 +202,14 @@ class Sizes:
         return saved
 
     def _selected_heads(self, *, joined: bool) -> int:
-        """Return how many more features of heads the recompute ``selective`` saves; negative if fewer. The output of a
-        ``joined`` product of query, key and value is saved whole, because the value is a view of it."""
         normed, gathers = self.model.qk_norm is not None, self.layout.cp > 1
         if not joined:
             return -(self.query * gathers + self.key) if normed else 0
         return (0 if normed else self.query + 2 * self.key) - (self.query if gathers else self.key)
 
     def _saved_by_experts(self, moe: MixtureOfExperts, fp8: bool, trained: bool) -> int:
-        """Return the bytes that experts save: the inputs of their products, and outputs that are weighted.
-
-        Experts are not compiled, so ``selective`` saves their input and the results of all products and exchanges,
-        needed or not.
-        """
+        """Return the bytes that experts save; they are not compiled, so ``selective`` saves all results of products and
+        exchanges."""
         features, rows = moe.ffn_hidden_size, self.expert_rows()
         if self.plan.recompute == "selective":
             products = BF16 * rows * (self.products * features + self.hidden)
@@ -302,8 +292,8 @@ class Sizes:
         return self.tokens * self.part.ffn_hidden_size
 
     def keeps_gathered(self, layer: int) -> bool:
-        """Return whether a compiled block saves the gathered inputs of products, and recomputes the products: torch
-        copies inputs of several sequences before it multiplies them."""
+        """Return True if a compiled block saves gathered inputs of products, which torch copies if there are several
+        sequences."""
         selective = self.plan.recompute == "selective" and not self.computes_fp8(layer)
         return selective and self.layout.mbs > 1 and self.layout.tp > 1
 
@@ -337,19 +327,20 @@ GATHERED = 3
 
 
 class PeakMoment(NamedTuple):
-    """The state of a pipeline rank just before or just after the end of a pass.
-
-    held: number of micro-batches in each of its stages. begun: stages that have gradients. gathered: number of stages
-    with full parameters, if parameters are sharded. passes: a backward pass still runs, and its memory comes on top.
-    ends: this pass is of the last stage. adds: gradients were just computed that will be accumulated or reduced.
-    """
+    """The state of a pipeline rank just before or just after the end of a pass."""
 
     held: tuple[int, ...]
+    """Number of micro-batches in each of its stages."""
     begun: tuple[bool, ...]
+    """True for each stage that has gradients."""
     gathered: int
+    """Number of stages with full parameters, if parameters are sharded."""
     passes: bool
+    """True while a backward pass runs."""
     ends: bool
+    """True if the pass is of the last stage."""
     adds: bool
+    """True if gradients were just computed that will be accumulated or reduced."""
 
     def amounts(self) -> tuple[int, ...]:
         return (*self.held, *self.begun, self.gathered, self.passes, self.ends, self.adds)
@@ -361,11 +352,7 @@ def together_in_turn(layout: Layout) -> int:
 
 
 def moments(layout: Layout, pp_rank: int, *, syncs: bool = False) -> tuple[PeakMoment, ...]:
-    """Return the moments at which a rank's memory may peak: until the pipeline reaches its steady state, and at the
-    end. With ``syncs``, each backward pass reduces its gradients.
-
-    The schedules are 1F1B and interleaved 1F1B (Narayanan et al., 2021), as implemented in torch.
-    """
+    """Return the moments at which memory may peak, in torch's 1F1B or interleaved 1F1B (Narayanan et al., 2021)."""
     vp, micro_batches = layout.vp, layout.ga
     whole, together = micro_batches * vp, 1
     if vp == 1:
@@ -387,11 +374,6 @@ def _moments(vp: int, together: int, ahead: int, count: int, *, syncs: bool) -> 
 
 
 def _after_passes(vp: int, passes: Iterable[tuple[int | None, int | None]], *, syncs: bool) -> Iterator[PeakMoment]:
-    """Yield moments that may be the peak, from the stage of each forward pass and of the backward pass after it.
-
-    While both stages stay the same, memory changes linearly, so that only an end can be the peak; the first moment is
-    separate, because gradients begin with it.
-    """
     held, begun = [0] * vp, [False] * vp
     for (forward, backward), alike in groupby(passes):
         count = len(list(alike))

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of a training step: the work of its ranks at the rates that GPUs and links attain. Pure.
-
-A pipeline takes the time of its slowest rank for all micro-batches, plus the time to fill and drain. Seconds are first
-computed at nominal rates; ``Rates`` has the factor by which each kind of work takes longer. Sources of the rates, and
-which of them were fitted to published steps, are in ``rates.yaml``.
-"""
+"""The time of a training step: the work of its ranks at the rates that GPUs and links attain."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -24,7 +19,7 @@ from llmb.runs.plan import EnginePlan
 UPDATE_BYTES = 30.1
 """Bytes per parameter that an update moves: the optimizer in one pass, and the norm of gradients in bf16."""
 CAST_BYTES = 4
-"""Bytes per parameter and step that casts of weights move: 2 are read (bf16), and 1 is written per FP8 layout."""
+"""Bytes per parameter and step to cast weights: 2 read (bf16), 1 written per FP8 layout."""
 BACKWARD = 2 / 3
 """The fraction of a micro-batch's time that the backward pass takes."""
 USUAL_SMS = 132
@@ -36,17 +31,17 @@ Amount = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class StepCache:
-    """Results for plans that differ only in layout, recompute and sharding, on one GPU type at the same rates. Keys are
-    the values that a result depends on. parts: a micro-batch's work in a layer, the embedding or the head. updates: the
-    exchange of gradients and parameters."""
+    """Results for plans that differ only in layout, recompute and sharding, by the values they depend on."""
 
     parts: dict[tuple[object, ...], Amount] = field(default_factory=dict)
+    """Work of a micro-batch in a layer, the embedding or the head."""
     pipelines: dict[tuple[object, ...], "PipelineTime"] = field(default_factory=dict)
     updates: dict[tuple[object, ...], "Update"] = field(default_factory=dict)
+    """Exchange of gradients and parameters."""
 
 
 class PipelineTime(NamedTuple):
-    """The first rank of each kind (or one, with the mean of all) with its work per micro-batch, and a step's bubble."""
+    """The first rank of each kind with its work per micro-batch, and the step's bubble."""
 
     ranks: tuple[tuple[int, Amount], ...]
     bubble: Amount
@@ -61,16 +56,7 @@ class Update(NamedTuple):
 
 
 Rates = Mapping[str, float]
-"""Factors relative to nominal rates by keys of ``TERMS``, seconds if they end in _s; and the values of links and of
-what software hides. ``rates.yaml`` has the sources.
-
-bf16, fp8, mxfp8, nvfp4: products. experts: products of routed experts, relative to others. cast, routed, memory: bytes
-that casts, the permutation of tokens, and other operators move. written: bytes of the products' outputs. tp (tp_fp8:
-beside FP8 products), cp, ep, pp, dp: the fraction of hidden messages that still delays a rank; with _beyond, messages
-that work cannot hide. cp_attention: extra time of attention that is split for overlap. fp8_layer_s, moe_layer_s: per
-layer and micro-batch. step_s, fp8_step_s: per step. wait, wait_fp8: the fraction of a step by which the slowest rank is
-later, per doubling of the nodes; in FP8 ranks also wait once a micro-batch, to reduce maxima.
-"""
+"""Factors of kinds of work relative to nominal rates, or seconds if the name ends in _s; see ``rates.yaml``."""
 TERMS: Mapping[str, str] = MappingProxyType(
     {
         "bf16": "products bf16",
@@ -109,11 +95,12 @@ BUBBLE = "pipeline bubble"
 
 @dataclass(frozen=True, slots=True)
 class NominalStep:
-    """A step at nominal rates. busy: all work and waits of the slowest rank. bubble: the time in which the pipeline
-    fills and drains."""
+    """A step at nominal rates."""
 
     busy: Amount
+    """All work and waits of the slowest rank."""
     bubble: Amount
+    """The time in which the pipeline fills and drains."""
 
     def terms(self, rates: Rates) -> dict[str, float]:
         """Return the seconds of each cause at ``rates``; they sum to the step."""
@@ -156,11 +143,8 @@ def nominal_step(
     machine: MeasuredMachine | None = None,
     joined: Container[str] = (),
 ) -> NominalStep:
-    """Return the step at nominal rates; ``rates`` decide which rank is the slowest, and which messages its work hides.
-
-    cache: shared by many plans for one machine. joined: groups of ranks that are assumed to be in one NVLink domain.
-    Raises UsageError if ``why_not_predicted`` gives a reason.
-    """
+    """Return the step at nominal rates; ``rates`` decide which rank is slowest. Raise UsageError if it cannot be
+    predicted."""
     return _Step(plan, gpu, rates, cache or StepCache(), machine or MeasuredMachine(), joined).nominal()
 
 
@@ -171,8 +155,8 @@ COMPUTED = (*CHIP, "experts", "fp8_layer_s", "moe_layer_s")
 
 
 def computed_seconds(plan: EnginePlan, gpu: Gpu, rates: Rates, pp_stage: int) -> float:
-    """Return the seconds that the work of ``COMPUTED`` takes in a step on a rank of the pipeline. Raises UsageError if
-    ``why_not_predicted`` gives a reason."""
+    """Return a pipeline rank's seconds per step for the work of ``COMPUTED``; raise UsageError if it cannot be
+    predicted."""
     return _Step(plan, gpu, rates, StepCache(), MeasuredMachine()).computed(pp_stage)
 
 
@@ -337,11 +321,6 @@ class _Step:
         return found
 
     def _delays(self, name: str, messages: Sequence[Messages], hides: float) -> Amount:
-        """Return the delay caused by a group's messages; work hides at most ``hides`` seconds of them.
-
-        Hidden messages also delay a rank by a fraction of their time, because they take SMs, and split products fill
-        tiles and waves worse. Messages with ``beside`` have no such cost.
-        """
         travel = sum(map(self.links.travel, messages))
         shared = travel - sum(self.links.travel(each) for each in messages if each.beside)
         beyond = max(0.0, travel - hides - shared * self.rates[name])
@@ -376,12 +355,6 @@ class _Step:
         return found
 
     def _exchange(self, exchanges: Iterable[tuple[Messages, float]], micro_batch_s: float) -> Amount:
-        """Return the delay caused by the exchange of gradients and parameters, which passes hide in part.
-
-        Gradients are sent during the last backward pass, and parameters gathered during the first forward pass, or in
-        an interleaved pipeline during one pass per pipeline rank. Parameters that are gathered for each pass, and
-        gradients that are reduced for each micro-batch, are hidden behind all passes.
-        """
         layout = self.layout
         gathered = sum(seconds for message, seconds in exchanges if message.kind == "all_gather")
         reduced = sum(seconds for message, seconds in exchanges if message.kind != "all_gather")

@@ -32,12 +32,8 @@ def calibrate_with_trace(
     gpu: Gpu,
     usual: Calibration,
 ) -> Calibration:
-    """Return ``usual`` with factors that replace terms by the times of the slowest rank's kernels in a typical step.
-
-    recorded: the plan of the traced run, if known. Messages count only while no computation hides them, and include
-    waits for other ranks. Terms without kernels in the trace stay as predicted. Raises UsageError if the trace does not
-    match ``plan``, as far as is known, or lacks usable kernels, or if the step of ``plan`` cannot be predicted.
-    """
+    """Return ``usual`` with terms replaced by a traced step's kernel times; raise UsageError if trace and plan do not
+    match."""
     trace = max(traces.ranks, key=lambda one: one.typical.local_s)
     step, title = trace.typical, f"trace {trace.source}"
     _check(title, trace, recorded, plan, types)
@@ -59,7 +55,6 @@ def calibrate_with_trace(
 
 
 def _measured(step: StepBreakdown, software: str) -> Iterator[tuple[str, set[str], float]]:
-    """Yield, for each kind of kernel in the step, its name, the terms that its time replaces, and this time."""
     operators = step.other_s + step.memory_copy_s + step.unclassified_s
     parts = (
         ("GEMMs", GEMMS, step.matrix_product_s),

@@ -21,24 +21,18 @@ Basis = Literal["fitted rate", "held-out steps", "assumed"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorSource:
-    """A source of the interval: a term of the step whose rates are fitted, or an expected error.
-
-    pct: half the width of the interval that it alone would cause, in percent of the step; sources add in quadrature.
-    share: its part of the squared half-width.
-    """
+    """A source of the interval: a term of the step with fitted rates, or an expected error."""
 
     source: str
     basis: Basis
     pct: float
+    """Half the width of the interval that it alone would cause, in percent of the step."""
     share: float
+    """Fraction of the squared half-width."""
 
 
 def error_sources(prediction: Prediction) -> list[ErrorSource]:
-    """Return the sources of a prediction's interval, whose shares sum to 1; the largest first.
-
-    The error of a prediction's case includes the uncertainty of fitted rates, even if the error is assumed.
-    This part is attributed to terms, unless the prediction is calibrated; the rest of the error has no single cause.
-    """
+    """Return the sources of a prediction's interval, the largest first; their shares sum to 1."""
     case, *aspects = prediction.errors.values()
     named = {REST: case, **{each.text: each for each in aspects}}
     by_term = _variances(prediction) if prediction.calibration.error == "model" else {}
@@ -96,8 +90,8 @@ def _correlation(fit: Mapping[str, FittedRate], one: str, other: str) -> float:
 
 
 def _shapley(covariance: Sequence[Sequence[float]], labels: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Yield the Shapley effect of each label on the variance of a sum of correlated normal variables: the part that is
-    removed by knowing the label's variables, on average over all orders (Owen and Prieur, 2017)."""
+    """Yield each label's Shapley effect on the variance of a sum of correlated normal variables (Owen and Prieur,
+    2017)."""
     groups = [*dict.fromkeys(labels)]
     of_group = [[place for place, label in enumerate(labels) if label == group] for group in groups]
     with_sum = [[*row, sum(row)] for row in covariance]

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The computation, memory traffic and messages of one rank in a training step, in closed form. Pure.
-
-Amounts follow from the sizes of the model's parts on a rank; messages are the ones that the engine counts for a rank.
-Their times are in ``step_time.py``.
-"""
+"""The computation, memory traffic and messages of one rank in a training step, in closed form."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,7 +15,7 @@ from llmb.prediction.sizes import BF16, FP32, GATHERED, Product, Sizes, block_pr
 from llmb.runs.plan import EnginePlan
 
 TILE_ROWS, TILE_COLUMNS = 128, 256
-"""The part of a product's output that an SM computes at a time: CUTLASS's default on Hopper for bf16 and FP8."""
+"""Output tile of an SM: CUTLASS's default on Hopper for bf16 and FP8."""
 
 BACKWARD_ATTENTION = 2.5
 """FLOPs of attention's backward pass relative to the forward pass: five products instead of two."""
@@ -29,38 +25,41 @@ Group = Literal["tp", "cp", "ep", "etp", "pp", "dp", "edp", "dp_replicas", "edp_
 
 
 class Messages(NamedTuple):
-    """``number`` messages of one kind in one group, each of ``size`` bytes before a reduction or after a gather.
-
-    beside: hidden behind products at no cost. copies: copies per token, if copies for one node are joined, else 0.
-    """
+    """``number`` messages of one kind in one group."""
 
     kind: str
     group: Group
     number: int
     size: float
+    """Bytes of one message, before a reduction or after a gather."""
     beside: bool = False
+    """True if they are hidden behind products at no cost."""
     copies: int = 0
+    """Copies per token if a node's copies are joined; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """The work of a rank for one micro-batch in the forward or the backward pass of a part of the model.
-
-    flops: of products, by precision, with the empty parts of tiles and waves. experts: the part of routed experts.
-    attention: its FLOPs. written: bytes of the products' outputs, and of the buffers of weight gradients. moved,
-    routed, cast: bytes that operators between products, the permutation of tokens to experts, and casts read and write.
-    cast_layers, expert_layers: number of layers that launch kernels for casts or experts; half in each pass.
-    """
+    """A rank's work for one micro-batch in the forward or the backward pass of a part of the model."""
 
     flops: Mapping[str, float] = field(default_factory=dict)
+    """FLOPs of products by precision, including the empty parts of tiles and waves."""
     experts: float = 0.0
+    """FLOPs of routed experts, which ``flops`` include."""
     attention: float = 0.0
+    """FLOPs of attention."""
     written: float = 0.0
+    """Bytes of the products' outputs and of the buffers of weight gradients."""
     moved: float = 0.0
+    """Bytes that operators between products read and write."""
     routed: float = 0.0
+    """Bytes that the permutation of tokens to experts reads and writes."""
     cast: float = 0.0
+    """Bytes that casts read and write."""
     cast_layers: float = 0.0
+    """Number of layers that launch kernels for casts, half in each pass."""
     expert_layers: float = 0.0
+    """Number of layers that launch kernels for experts, half in each pass."""
     messages: tuple[Messages, ...] = ()
 
 
@@ -82,30 +81,30 @@ class ProductShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """Measurements of a machine that refine its rates.
-
-    products: the factor by which a product, in full tiles and waves, takes longer than at the rate of its precision.
-    links: bytes per second of collectives within an NVLink domain, by the kinds of ``Messages``. exchanges: seconds of
-    an all-to-all, by the number of ranks, the number of NVLink domains and the bytes.
-    """
+    """Measurements of a machine that refine its rates."""
 
     products: Mapping[ProductShape, float] = field(default_factory=dict)
+    """Factor by which a product in full tiles and waves takes longer than at the rate of its precision."""
     links: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per second of collectives within an NVLink domain, by the kinds of ``Messages``."""
     exchanges: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
+    """Seconds of an all-to-all, by the number of ranks, the number of NVLink domains and the bytes."""
 
 
 class LayerKind(NamedTuple):
-    """Layers with the same work. experts: they have routed experts. pairs: pairs of positions that causal attention
-    compares in a sequence. casts: they compute in FP8."""
+    """Layers with the same work."""
 
     experts: bool
+    """True if they have routed experts."""
     pairs: float
+    """Number of position pairs that causal attention compares in a sequence."""
     casts: bool
+    """True if they compute in FP8."""
 
 
 def filled(sms: int | None, rows: int, columns: int, together: int = 1) -> float:
-    """Return the factor by which a product takes longer than with full tiles and waves (NVIDIA, Matrix Multiplication
-    Background User's Guide, tile and wave quantization); 1 if ``sms`` is None or the product is empty."""
+    """Return the slowdown by partial tiles and waves (NVIDIA, Matrix Multiplication Background User's Guide); 1 if
+    ``sms`` is None."""
     if sms is None or not rows or not columns:
         return 1.0
     tiles = ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS) * together
@@ -240,8 +239,6 @@ class RankWork:
         return 2.0 * (self.sizes.query + self.sizes.attended) * kind.pairs * layout.mbs / layout.cp
 
     def _moved(self, kind: LayerKind) -> tuple[float, float]:
-        """Return the bytes that operators between products move in the forward and in the backward pass: norms, sums,
-        rotary embeddings, activations, also recomputed ones, and adapters, which count in the backward pass."""
         sizes, gated = self.sizes, self.sizes.products
         between = sizes.hidden * sizes.between
         norms, sums, rotary = 2 * 2, 2 * 3, 2
@@ -274,8 +271,6 @@ class RankWork:
         return 2.0 * BF16 * rows * (2 * self.sizes.hidden + extra)
 
     def _cast(self, kind: LayerKind) -> float:
-        """Return the bytes that casts move in both passes. For each element that a product reads, 2 bytes are read, and
-        1 is written in each layout. Inputs that tensor parallelism gathers in FP8 are transposed afterwards."""
         if not kind.casts:
             return 0.0
         sizes = self.sizes
@@ -339,8 +334,7 @@ class RankWork:
         return PassWork(moved=moved, messages=scatter), PassWork(moved=moved, messages=gather if self.trained else ())
 
     def last(self) -> Work:
-        """Return the work of the head and the loss, with products and logits in bf16 and fp32 logits in the loss. Each
-        layer that predicts a further token adds a head, and the product that joins its inputs."""
+        """Return the work of the head and the loss, including layers that predict further tokens."""
         sizes = self.sizes
         further = self.model.multi_token_layers
         heads = 1 + further
@@ -420,8 +414,7 @@ class RankWork:
 
     @property
     def gathers(self) -> int:
-        """The number of times that parameters are gathered in a step: once without ZeRO-3, or if a pipeline rank has at
-        most ``GATHERED`` stages; else for each pass, or in a pipeline for all passes that a stage runs in a row."""
+        """The number of times that parameters are gathered in a step."""
         layout = self.layout
         if self.plan.parallelism.dp_sharding != "full" or (layout.pp > 1 and layout.vp <= GATHERED):
             return 1

@@ -1,16 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the FLOPs of matrix products and attention, the bytes and groups of collectives, and the memory of compiled
-blocks and single operators, without running them.
-
-torch's ``flop_registry`` lacks the engine's operators and some of torch's own, and ignores that a causal mask halves
-the work of attention.
-
-torch traces and partitions blocks as for Inductor, so that the same tensors are saved for the backward pass. A call of
-a graph then creates the results, and counts the graph's memory. Inductor fuses element-wise operators, so their results
-take memory only if they are results of the graph, or operands of operators other than element-wise ones and reductions.
-Functions of ``engine.kernels``, which are one kernel each on a GPU, are traced as the equivalent torch code: with
-``fuses``, only their results take memory, and these results are not recomputed.
-"""
+"""Counts FLOPs, messages and memory of compiled blocks and single operators, without running them."""
 
 import operator
 from collections import Counter
@@ -72,7 +61,7 @@ ATTENTION = frozenset(each._opoverload._overloadpacket for each in (span_attenti
 
 
 class Message(NamedTuple):
-    """A call of a collective. group: torch's name of the group. peer: the other rank of a send or a receive."""
+    """A call of a collective. ``group`` is torch's name; ``peer`` is the other rank of a send or receive."""
 
     kind: str
     group: str
@@ -100,7 +89,7 @@ def collective_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def group_names(ranks: Ranks) -> dict[str, str]:
-    """Map torch's group names to ``world`` or the name of a mesh dimension, the first if several share a group."""
+    """Map torch's group names to ``world`` or a mesh dimension, the first if several share a group."""
     world = dist.distributed_c10d._get_default_group()
     names = {str(world.group_name): "world"} if ranks.world_size > 1 else {}
     for mesh in (ranks.mesh, ranks.fsdp, ranks.expert_mesh, ranks.expert_fsdp):
@@ -148,7 +137,6 @@ def flops_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resu
 
 
 def _grouped(rows: Tensor, matrices: Tensor, *_: object, **__: object) -> int:
-    """Return the FLOPs of a grouped product; each group has its own rows, or its own part of the summed dimension."""
     return 2 * rows.numel() * matrices.shape[-1]
 
 
@@ -380,10 +368,7 @@ def number_of(size: Any) -> int:  # noqa: ANN401 (torch.SymInt has no types)
 
 
 def most_added(nodes: Sequence[fx.Node], within: Mapping[fx.Node, int]) -> int:
-    """Return the largest growth of memory in use while ``nodes`` run, in bytes.
-
-    All but ``LONG_LIVED`` arguments are freed after their last use. within: peak bytes of operators with several steps.
-    """
+    """Return the largest growth of memory while ``nodes`` run, in bytes. ``within``: peak bytes inside of operators."""
     reads = {node: frozenset(values_read(node, is_stored)) for node in nodes}
     last: dict[fx.Node, int] = {}
     for index, node in enumerate(nodes):

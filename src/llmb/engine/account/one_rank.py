@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m llmb.engine.account.one_rank JOB``: counts the memory, FLOPs and messages of one rank, on a CPU.
-
-Tensors are fake: they have shapes but no values, and take no memory. The process group is fake, too. The rest is the
-engine's own code. A step of at least 5 x PP micro-batches, if PP divides their number, is extrapolated from two shorter
-ones: in the steady state of a pipeline, every further round of micro-batches adds the same counts.
-"""
+"""``python -m llmb.engine.account.one_rank JOB``: counts one rank's memory, FLOPs and messages with fake tensors, on a
+CPU."""
 
 import gc
 import sys
@@ -109,7 +105,7 @@ class LiveBytes:
         return True
 
     def note_peak(self, more: Mapping[str, int] | None = None) -> None:
-        """Record the current use if it is the highest so far. more: bytes by owner in addition to the storages."""
+        """Record the current use if it is the highest so far; ``more`` has further bytes by owner."""
         total = self.total + sum((more or {}).values())
         if total > self.peak.bytes:
             self.peak = Use(total, {owner: size for owner, size in (self.live + Counter(more)).items() if size})
@@ -139,18 +135,14 @@ PLACES: Sequence[tuple[str, str, Owner]] = (
     ("engine/precision/", "keep_weight", "weights"),
     ("engine/account/one_rank.py", "step", "other"),
 )
-"""Substrings of a file's path and a function's name, and the owner of what that function allocates; the innermost call
-on the stack decides."""
+"""Substrings of a path and of a function's name, and the owner of its allocations; the innermost call decides."""
 UNCOUNTED = ("_wrap_tensor_autograd",)
 """Operators of ``NAMESPACES`` that neither communicate nor wait."""
 
 
 class Ledger(TorchDispatchMode):
-    """Counts memory, FLOPs and collectives of the operators that run in this context, on real or fake tensors.
-
-    fuses: True if each function of ``engine.kernels`` runs as one kernel, without memory for intermediate values. mode:
-    the mode of the fake tensors to count; torch infers shapes with tensors of other modes, which are ignored.
-    """
+    """Counts memory, FLOPs and collectives of operators in this context. ``fuses``: functions of ``engine.kernels``
+    are one kernel each."""
 
     def __init__(self, *, fuses: bool, mode: FakeTensorMode | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -338,7 +330,7 @@ class MessageKind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The counts of one step: peak bytes by owner, FLOPs by kind, messages and their bytes by kind and group."""
+    """The counts of one step: peak bytes by owner, FLOPs by kind, and messages and bytes by kind and group."""
 
     peak: Counter[str]
     flops: Counter[str]
@@ -408,10 +400,8 @@ def counted(ledger: Ledger, ranks: Ranks) -> Counts:
 
 
 def fake_account(plan: EnginePlan, rank: int) -> tuple[RankAccount, Ledger]:
-    """Count the memory, FLOPs and messages of one rank without starting the others; also return the ledger.
-
-    This works once per process, as ``lone_rank`` does.
-    """
+    """Count one rank's memory, FLOPs and messages without the others; works once per process. Also return the
+    ledger."""
     ranks = lone_rank(plan, rank, HOST)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     ledger = Ledger(fuses=plan.device == "cuda", mode=mode)

@@ -53,11 +53,8 @@ MOST_THREADS = 8
 
 
 def verify_checkpoint(path: Path, ranks: Ranks, on_block: Callable[[], object], *, wanted: bool) -> Verified:
-    """Verify the checksums of the files if ``wanted``, log and return the result. A collective of all ranks.
-
-    ``on_block`` is called every few MiB. Raise UsageError on all ranks if a file is damaged, and the errors of
-    ``read_checkpoint_record``.
-    """
+    """Verify checksums if ``wanted``, and return the result. A collective; raises UsageError on all ranks for damaged
+    files."""
     began = time.perf_counter()
     if not wanted:
         return _logged(Verified(verification="skipped"), ranks, f"{path} is not verified: skipped")
@@ -80,11 +77,8 @@ def _logged(verified: Verified, ranks: Ranks, text: str) -> Verified:
 
 
 def load_weights(path: Path, stages: Stages, ranks: Ranks) -> CheckpointTime:
-    """Read all parameters of ``stages`` except adapters, converted to their dtypes; return the time that it took.
-
-    ``path`` is the folder above ``weights``. A collective: all ranks have to call it. Raise UsageError if a tensor is
-    missing or cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read.
-    """
+    """Read all parameters except adapters; return the time it took. A collective; raises UsageError for missing or
+    unreadable tensors."""
     each = [
         {f"{MODEL}{each.name}": each.values.detach() for each in stage.held() if not is_of_adapter(each.name)}
         for stage in stages
@@ -98,7 +92,7 @@ BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, Attribut
 
 
 def torch_message(error: BaseException) -> str:
-    """Return the message of the first rank that failed, or of the error itself, on one line; its type if empty."""
+    """Return the message of the first rank that failed, or of the error, on one line."""
     if isinstance(error, CheckpointException) and error.failures:
         error = min(error.failures.items())[1][0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -125,18 +119,14 @@ METADATA_TYPES = frozenset(
     }
 )
 PATH_NAMES = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")})
-"""Names of the type of pickled paths: in Python up to 3.12 and from 3.14 on, and in Python 3.13."""
+"""Types of pickled paths: in Python up to 3.12 and from 3.14 on, and in Python 3.13."""
 
 
 def load_checkpoint(
     path: Path, stages: Stages, optimizers: Sequence[AdamW], ranks: Ranks, *, with_optimizer: bool = True
 ) -> CheckpointTime:
-    """Restore trained weights, FP8 scales, optimizer state and random states; return the time that it took.
-
-    ``path`` is the folder above ``weights``. Without ``with_optimizer`` (for imported weights) the optimizer keeps its
-    initial state. A collective: all ranks have to call it. Raise UsageError if a tensor is missing or cannot be read,
-    and one of ``BROKEN_PICKLE`` if the metadata cannot be read or names a type that llmb never saves.
-    """
+    """Restore weights, FP8 scales, optimizer and random states. A collective; raises UsageError if a tensor is missing
+    or unreadable."""
     each = [
         trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})
         for stage, optimizer in zip(stages, optimizers, strict=True)
@@ -165,11 +155,8 @@ def load_state(
 
 
 def read_state(reader: "TensorReader", each: Sequence[Mapping[str, Tensor]], places: Places) -> dict[str, Tensor]:
-    """Read a checkpoint into the tensors of ``each``; return all tensors by name. A collective.
-
-    If a tensor has a place in ``places``, only the elements at this place are read. Raise UsageError if a tensor is
-    missing or cannot be read, and one of ``BROKEN_PICKLE`` if the metadata cannot be read.
-    """
+    """Read a checkpoint into ``each`` and return all tensors by name. A collective; raises UsageError for missing or
+    unreadable tensors."""
     path = Path(reader.path).parent
     saved = reader.read_metadata().state_dict_metadata
     wanted = {name: tensor for of_stage in each for name, tensor in of_stage.items()}

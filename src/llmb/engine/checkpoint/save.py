@@ -74,11 +74,8 @@ class ChecksumFileSystem(FileSystem):
 
 
 class Writer(FileSystemWriter):
-    """Writes a rank's files, or raises the operating system's error, which torch.save hides if a disk is full.
-
-    On the coordinator, after ``finish``, ``checksums`` are the checksums of all ranks' files by name, and the metadata
-    lists the written tensors, which torch 2.11 adds only to a copy of the metadata.
-    """
+    """Writes a rank's files, or raises OSError. After ``finish``, the coordinator's ``checksums`` are of all ranks'
+    files."""
 
     def __init__(self, path: Path, **options: Any) -> None:  # noqa: ANN401 (those of torch)
         super().__init__(path, **options)
@@ -111,15 +108,12 @@ class Writer(FileSystemWriter):
         self.checksums = {result.storage_data.relative_path: result.checksum for result in of_ranks}
         # The metadata was written under a temporary name.
         self.checksums |= {name.removesuffix(".tmp"): checksum for name, checksum in self.fs.checksums.items()}
+        # torch 2.11 adds the written tensors only to a copy of the metadata.
         metadata.storage_data = {result.index: result.storage_data for written in results for result in written}
 
 
 class Staging:
-    """Copies of a rank's tensors in host memory, which later steps do not change. Each save overwrites the copies.
-
-    The memory is kept, because allocating takes longer than copying. It is pinned if the tensors are on a GPU, which
-    then copies at the full speed of its link.
-    """
+    """Copies of a rank's tensors in host memory, pinned for a GPU. Each save overwrites the previous copies."""
 
     def __init__(self) -> None:
         self.copies: dict[str, Tensor] = {}
@@ -148,18 +142,15 @@ def cannot_save(name: str, error: OSError) -> EnvironmentProblem:
 
 @dataclass(frozen=True, slots=True)
 class FolderTrial:
-    """The result of testing a folder on one rank: the file that it leaves there, if any, and the problem, if any."""
+    """The result of testing a folder on one rank: the file left there, and the problem, if any."""
 
     file: str | None = None
     problem: str | None = None
 
 
 def check_shared_folder(plan: Plan, folder: Path, ranks: Ranks, hosts: Hosts) -> None:
-    """Create the folder, and check that all nodes share it. A collective of all ranks of ``hosts``.
-
-    Raise EnvironmentProblem, on all ranks, if a node cannot write to the folder or sees a different one, or if the disk
-    is too small for the checkpoints of ``plan``.
-    """
+    """Create the folder; raise EnvironmentProblem on all ranks if a node cannot use or share it. A collective of
+    ``hosts``."""
     mine = _leave_file(plan, folder, ranks)
     problem = hosts.ask(lambda: mine, lambda tried: [_first_problem(tried, folder)] * len(tried))
     if mine.file:
@@ -192,11 +183,8 @@ def _leave_file(plan: Plan, folder: Path, ranks: Ranks) -> FolderTrial:
 
 
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
-    """Write the record of the checkpoint that all ranks wrote, delete what a killed save left, and rename the folder.
-
-    ``checksums``: of the files that this save wrote in ``weights``. ``base``: the origin of the weights that adapters
-    adapt. All files must be on disk. Raise OSError if writing or renaming fails, or a file is not visible here.
-    """
+    """Complete a checkpoint on disk: save its record, delete other files and rename the folder; raise OSError if
+    that fails."""
     partial = partial_path(path)
     sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
     if missing := sorted(checksums.keys() - sizes.keys()):
@@ -245,7 +233,7 @@ class Save:
     start_s: float
     began: float
     blocked_s: float | None = None
-    """Seconds for which training waited for the copy; None after the last step, when it waits for the whole save."""
+    """Seconds for which training waited for the copy; None if it waited for the whole save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +245,8 @@ class Written:
 
 
 class Saver:
-    """Saves the checkpoints of a plan. Every rank has a ``Saver``, and calls its methods after the same steps.
-
-    Except after the last step, a checkpoint is copied to host memory while training waits, and then written by a
-    thread. The ranks synchronize through separate process groups, which never interfere with the collectives of
-    training. The writes of all checkpoints are planned before training: the first rank plans the writes of all ranks in
-    Python, which would delay its steps, and so the steps of all ranks.
-    """
+    """Saves the checkpoints of a plan. Every rank calls its methods after the same steps; separate process groups
+    synchronize them."""
 
     def __init__(
         self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Stages, optimizers: Sequence[AdamW]
@@ -295,8 +278,7 @@ class Saver:
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
-        """If the plan saves after this step, ``finish`` the last save, then save; else only ``finish`` a save that has
-        ended."""
+        """Save if the plan saves after this step; else only ``finish`` a save that has ended."""
         if not self.busy:
             self.finish()
         if not self.plan.saves_after(number):

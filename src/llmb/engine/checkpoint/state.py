@@ -1,15 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of a checkpoint: only tensors, under names that are the same for every layout.
-
-Weights and optimizer state are full tensors, DTensors, or elements whose places in the full tensors are known, so any
-number of ranks can read what any other number wrote.
-
-If a rank updates only some elements of a parameter, it saves and reads only these. Consecutive elements of a matrix are
-at most three boxes: the end of a row, whole rows, and the beginning of a row. A checkpoint consists of boxes,
-independent of the ranks that wrote them, so any layout can read them.
-
-There are only tensors, because reading other objects means unpickling, which can run any code that a file contains.
-"""
+"""The content of a checkpoint: only tensors, because unpickling other objects can run code; any layout can read it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,16 +32,16 @@ Numbers = tuple[int, ...]
 
 
 class PartPlace(NamedTuple):
-    """The place of the elements ``start`` to ``stop`` of a rank's flattened shard of a tensor.
-
-    shape, offset: the shard's shape, and its offset in the tensor. full: the tensor's shape.
-    """
+    """The place of elements ``start`` to ``stop`` of a rank's flattened shard of a tensor."""
 
     start: int
     stop: int
     shape: Numbers
+    """Shape of the shard."""
     offset: Numbers
+    """Offset of the shard in the tensor."""
     full: Numbers
+    """Shape of the tensor."""
 
     def boxes(self, elements: Tensor) -> Iterator[tuple[ChunkStorageMetadata, Tensor]]:
         """Yield each box of ``elements``: its place in the full tensor, and a view of its elements."""
@@ -180,11 +170,7 @@ RANDOM = "random."
 
 
 def training_state(stages: Stages, optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
-    """Return this rank's shard of the state: trained weights, AdamW's moments and steps, FP8 scales, random states.
-
-    Weights, optimizer state and scales are the live tensors. If this rank updates only a part of a parameter, they
-    contain only the elements at its place in ``part_places``.
-    """
+    """Return this rank's shard of weights, AdamW's state and FP8 scales, which are live tensors, and random states."""
     state = random_state(device)
     for stage, optimizer in zip(stages, optimizers, strict=True):
         state |= trained_state(stage) | optimizer_state(stage, optimizer)

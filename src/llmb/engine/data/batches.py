@@ -27,22 +27,20 @@ Parts = TypeVar("Parts", bound=tuple[Any, ...])
 
 
 class MicroBatch(NamedTuple):
-    """Tokens, labels and starts of complete sequences, [MBS, seq] each.
-
-    starts: the index at which the document of each token begins; None if each sequence is one document. taken: the
-    number of tokens before the padding of each sequence; None means no padding. segments: the documents of this
-    rank's part of the sequences, for variable-length attention; None for any other.
-    """
+    """Tokens, labels and starts of complete sequences, [MBS, seq] each."""
 
     tokens: Tensor
     labels: Tensor
     starts: Tensor | None
+    """Index at which each token's document begins; None if each sequence is one document."""
     taken: tuple[int, ...] | None = None
+    """Number of tokens before the padding of each sequence; None means no padding."""
     segments: DocumentSegments | None = None
+    """Documents of this rank's part of the sequences, for variable-length attention only."""
 
 
 class TrainingData(Protocol):
-    """Samples by number. They depend on the seed, but not on the ranks, so every layout trains on the same data."""
+    """Samples by number, which do not depend on the ranks, so that every layout trains on the same data."""
 
     def longest_document(self) -> int:
         """Return the maximum number of tokens in a document or the padding of any sample."""
@@ -52,19 +50,15 @@ class TrainingData(Protocol):
 
 
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
-    """Yield the numbers of the samples in each of a rank's micro-batches: for all ranks together, GBS consecutive
-    numbers from ``first_sample`` in any layout."""
+    """Yield the numbers of the samples in each micro-batch of a rank; all ranks together have GBS consecutive
+    numbers."""
     for index in range(layout.ga):
         first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
         yield range(first, first + layout.mbs)
 
 
 def on_device(batches: Iterable[MicroBatch], device: torch.device, copies: list[Span]) -> Iterator[MicroBatch]:
-    """Yield the micro-batches on ``device``; start to copy each to a GPU before yielding the previous one.
-
-    Copies use a separate stream, so that they do not wait for work queued on the GPU. The time that the device waits
-    for each copy is added to ``copies``.
-    """
+    """Yield micro-batches on ``device``, copied to a GPU in advance; add the waits for copies to ``copies``."""
     if device.type != "cuda":
         for batch in batches:
             began = Moment(device)
@@ -119,13 +113,15 @@ STEPS_AHEAD = 1
 
 
 class Figures(NamedTuple):
-    """Sums over a rank's samples of a step or micro-batch. tokens: without padding. sum_of_squares: of squared document
-    lengths. chunked_sum_of_squares: of squared lengths of attention chunks. Both are 0 if sequences are not packed."""
+    """Sums over a rank's samples of a step or micro-batch; sums of squares are 0 if sequences are not packed."""
 
     tokens: int
+    """Tokens without padding."""
     counted_labels: int
     sum_of_squares: int
+    """Sum of squared document lengths."""
     chunked_sum_of_squares: int
+    """Sum of squared lengths of attention chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +195,7 @@ def document_lengths(starts: Tensor) -> Tensor:
 
 
 class Loader:
-    """Prepares the data of steps ``first`` to ``last`` in a thread, at most ``STEPS_AHEAD`` + 1 steps ahead of use.
-
-    An error in the thread is raised by ``step``. The thread ends with the context.
-    """
+    """Prepares the data of steps ``first`` to ``last`` in a thread, which ends with the context."""
 
     def __init__(self, source: RankData, first: int, last: int) -> None:
         self.source = source

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a run: random tokens, or packed documents in a random order, which is computed and not stored.
-
-Before the first step, a packed dataset is compared with the plan and the checkpoint.
-"""
+"""The data of a run: random tokens, or packed documents in a random order."""
 
 import hashlib
 import math
@@ -32,10 +29,7 @@ KINDS = {"tokens": np.uint32, "answers": np.bool_, "documents": np.int64, "packs
 
 @dataclass(frozen=True, slots=True)
 class SyntheticData:
-    """Random tokens: uniform, or Zipf-distributed with frequencies that a model can learn.
-
-    With ``document_tokens``, each sequence is packed from documents of this mean length.
-    """
+    """Random tokens, uniform or Zipf-distributed, in documents of the mean length ``document_tokens``, if it is set."""
 
     vocab_size: int
     seq_len: int
@@ -56,10 +50,7 @@ class SyntheticData:
         return ranks.clamp_(0, self.vocab_size - 1)
 
     def document_starts(self, number: int, document_tokens: int) -> Tensor:
-        """Return the position in the sequence at which the document of each token begins: [seq_len] int64.
-
-        Lengths are drawn from ``document_lengths``; the last document is truncated at the end of the sequence.
-        """
+        """Return where in the sequence each token's document begins: [seq_len] int64."""
         generator = _generator(f"{self.seed} {number} documents")
         likely = torch.tensor(document_lengths(document_tokens, self.document_lengths))
         lengths = likely[torch.randint(len(likely), (self.seq_len,), generator=generator)]
@@ -93,11 +84,7 @@ ROUNDS = 4
 
 
 def shuffled(place: int, count: int, key: str) -> int:
-    """Return the number at ``place`` of a permutation of 0 .. ``count`` - 1, which ``key`` selects.
-
-    This is a Feistel network on a grid of at least ``count`` numbers, applied until the result is less than ``count``,
-    as described by Black and Rogaway (2002).
-    """
+    """Return the number at ``place`` of the permutation ``key`` of 0 .. ``count`` - 1 (Black and Rogaway, 2002)."""
     rows = math.isqrt(count - 1) + 1
     columns = -(-count // rows)
     while True:
@@ -116,7 +103,7 @@ def _random(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedData:
-    """Packed documents. Sample n is a pack of epoch n // packs; padding at its end has the token ``padding``."""
+    """Packed documents. Sample n is a pack of epoch n // packs, padded with the token ``padding``."""
 
     arrays: PackedArrays
     seq_len: int

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts to FP8 that read a tensor once and write both memory layouts that FP8 products need; alone, or fused with the
-operation before them: an activation, its gradient, or the gradient of rotary embeddings.
-
-Each cast has a Triton kernel for GPUs, in ``fp8_cast_triton`` or ``rotary_triton``, and torch code as reference.
-Results are row-major values, their transpose, both contiguous, and the largest absolute value before scaling: 0-d
-fp32, NaN if any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
-"""
+"""FP8 casts, fused or alone. Results: contiguous values, contiguous transpose, and the unscaled absolute maximum (0-d
+fp32, NaN preserved)."""
 
 from typing import Literal, NamedTuple
 
@@ -125,21 +120,16 @@ class Heads(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Rotations of pairs of elements. cos, sin: of the angles, [seq, pairs] or [batch, seq, pairs], fp32.
-
-    A pair is elements (i, i + pairs) of a head, or (2i, 2i + 1) when ``interleaved``.
-    """
+    """Rotations of pairs of elements. ``cos``, ``sin``: fp32, [seq, pairs] or [batch, seq, pairs]."""
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
+    """True if a pair is elements (2i, 2i + 1), not (i, i + pairs)."""
 
 
 class RotaryFactors(NamedTuple):
-    """A rotation by elements: each element times ``own``, plus the other element of its pair times ``other``.
-
-    [seq, 1, 2 * pairs] or [batch, seq, 1, 2 * pairs], fp32.
-    """
+    """Each element times ``own``, plus the other of its pair times ``other``: fp32, [(batch,) seq, 1, 2 * pairs]."""
 
     own: Tensor
     other: Tensor

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention 4 with the interface that torch's hook for it expects; torch imports this module by its name.
-
-The package's functions (4.0.0b36) return more results than torch 2.13 unpacks, and raise errors of their compiler.
-"""
+"""FlashAttention 4 with the interface of torch 2.13's hook, which imports this module by its name."""
 
 from functools import partial
 from typing import Any

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels for the casts in ``elementwise``, except ``cast_rotated_gradient``.
-
-A program casts one tile and transposes it in registers and shared memory, so that it reads and writes whole rows of a
-tile in both layouts. The largest absolute value is the largest bit pattern without the sign: bit patterns have the
-order of the values, with NaN above infinity, so an atomic maximum of integers preserves NaN.
-
-Intermediate values are rounded to bf16 where torch does so.
-"""
+"""Triton kernels for the casts in ``elementwise``, except ``cast_rotated_gradient``. Intermediate values are rounded to
+bf16 where torch does so."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -25,6 +19,7 @@ MAX_STRIDE = 2**24
 
 @triton.jit
 def largest_bits(values):
+    """Bit patterns without the sign have the order of the values, with NaN above infinity, so maxima preserve NaN."""
     return tl.max(values.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF)
 
 
@@ -40,11 +35,7 @@ def _silu(values):
 
 @triton.jit
 def _place(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the first row and column of this program's tile, the indices within it, and the mask of its elements.
-
-    The first row and column have 64 bits, because a tensor may have more than 2**31 elements. Offsets within a tile are
-    smaller (see ``_check_offsets``): 32 bits take half the registers.
-    """
+    """The first row and column have 64 bits, because a tensor may have more than 2**31 elements."""
     across = tl.cdiv(columns, COLUMNS)
     program = tl.program_id(0)
     top, left = (program // across).to(tl.int64) * ROWS, (program % across).to(tl.int64) * COLUMNS
@@ -229,10 +220,8 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
-    """Implement ``elementwise.cast_into``. amax: 0-d, initially 0.
-
-    source, values: [rows, columns], or a stack of such matrices. transposed: [columns, rows], or such a stack.
-    """
+    """Implement ``elementwise.cast_into``. ``amax``: 0-d, initially 0. ``transposed``: [columns, rows], or a stack
+    of such matrices."""
     # Outside of an operator, a wrapped kernel would be prepared for each launch, and never freed.
     _launch_cast(cast_kernel, _rows_contiguous(source), scale, values, transposed, amax, "none")
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton kernel of ``elementwise.cast_rotated_gradient``.
-
-A program processes some rows of several heads: after the first head, cos and sin of these rows are in the cache. Both
-elements of a pair are in the same thread. Intermediate values are rounded to bf16 where torch does so.
-"""
+"""The Triton kernel of ``elementwise.cast_rotated_gradient``. Intermediate values are rounded to bf16 where torch does
+so."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -16,8 +13,7 @@ from torch.library import triton_op, wrap_triton
 from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, saturated, store_cast
 
 ROWS, COLUMNS = 64, 64
-"""Size of each of two tiles: of the first and of the second elements of pairs. A tile covers two sectors of each row of
-the transposed output. With at most COLUMNS / 2 pairs, a tile has fewer columns and twice the rows."""
+"""Size of each of two tiles: of the first and of the second elements of pairs."""
 HEADS = 4
 """Number of heads per program."""
 WARPS = 8
@@ -152,12 +148,8 @@ def cast_rotated_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Rotate the gradients of queries and keys back; cast the gradients of queries, keys and values.
-
-    rotated_heads: the number of heads of queries and keys; heads: of all three. A head has PIECES pieces; the first
-    ROTATED of them are rotated. Both elements of an interleaved pair are loaded together, by the thread that has their
-    cos and sin; all strides but that of ``transposed`` then count pairs.
-    """
+    """Rotate gradients of queries and keys back; cast them and values' gradients. ``rotated_heads``: of queries and
+    keys; ``heads``: of all."""
     if INTERLEAVED:
         query, key = query.to(tl.pointer_type(tl.int32)), key.to(tl.pointer_type(tl.int32))
         value = value.to(tl.pointer_type(tl.int32))

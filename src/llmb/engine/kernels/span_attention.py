@@ -1,13 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention of queries to keys that begin before them, without a mask.
-
-Kernels align a causal mask at the first query and the first key. So the queries of a span attend twice: to the keys of
-their own tokens, causally, and to the keys before them, without a mask. Both results are combined by the log-sum-exp of
-their scores, as in ring attention (Liu et al., 2023). From the combined result and log-sum-exp, a kernel's own backward
-pass computes the exact contribution of each part to the gradients.
-
-This is one operator, so that the parts' results are not saved for the backward pass, compiled or not.
-"""
+"""Causal attention to keys that begin before the queries, without a mask, combined by log-sum-exp (Liu et al.,
+2023)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -32,7 +25,7 @@ class TokenSpan(NamedTuple):
 
 
 class SpanPart(NamedTuple):
-    """Queries and keys. Each query attends to all of the keys or, if ``causal``, to the keys up to its own."""
+    """Queries and keys. Each query attends to all keys or, if ``causal``, to the keys up to its own."""
 
     queries: slice
     keys: slice
@@ -40,23 +33,20 @@ class SpanPart(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """An attention kernel. Tensors are [batch, heads, tokens, head_dim], the log-sum-exp is [batch, heads, tokens].
-
-    forward: maps query, key and value to the result and its log-sum-exp. backward: maps the gradient, query, key,
-    value, result and log-sum-exp to the gradients of query, key and value. Both have options ``causal`` and ``scale``.
-    """
+    """An attention kernel for [batch, heads, tokens, head_dim]; both functions have options ``causal`` and
+    ``scale``."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]
+    """Maps query, key and value to the result and its log-sum-exp, [batch, heads, tokens]."""
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    """Maps gradient, query, key, value, result and log-sum-exp to the gradients of query, key and value."""
 
 
 def span_attention(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[TokenSpan], kernel: str, scale: float | None = None
 ) -> Tensor:
-    """Return attention, [batch, queries, heads, head_dim]; spans must cover all queries. kernel: a key of ``KERNELS``.
-
-    scale: the factor of the scores, by default 1 / sqrt(head_dim of the queries).
-    """
+    """Return attention, [batch, queries, heads, head_dim]; ``spans`` must cover all queries. ``scale``: by default 1 /
+    sqrt(head_dim)."""
     numbers = [number for span in spans for number in span]
     seen: Tensor = _SpanAttention.apply(query, key, value, numbers, kernel, scale)
     return seen

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters of linear layers (LoRA; Hu et al., 2021), and dropout of their inputs.
-
-Dropout does not depend on the layout. Whether an element is dropped follows from a hash of the seed, the adapter, the
-token (its sample and position) and the feature, so it is the same on every rank that holds the element, and in
-recomputed or resumed passes.
-"""
+"""Low-rank adapters of linear layers (LoRA; Hu et al., 2021), and dropout that does not depend on the layout."""
 
 import hashlib
 import math
@@ -21,12 +16,7 @@ OWN, FUSED = "adapter", "qkv_adapter"
 
 
 class Adapter(nn.Module):
-    """The low-rank summand of a frozen linear layer's output: ``scale * b(a(dropout(hidden)))``, [..., outputs].
-
-    If tensor parallelism shards the layer's outputs, it shards the outputs of ``b`` and replicates ``a``. If it shards
-    the inputs, it shards the inputs of ``a`` and replicates ``b``; the adapter's output is then a partial sum, reduced
-    together with the layer's output. If the layer gathers a sequence, the adapter gathers the smaller result of ``a``.
-    """
+    """The low-rank summand of a frozen linear layer's output: ``scale * b(a(dropout(hidden)))``, [..., outputs]."""
 
     def __init__(self, layer: nn.Linear, lora: Lora) -> None:
         super().__init__()
@@ -64,8 +54,7 @@ def is_of_adapter(name: str) -> bool:
 
 
 def adapter_deviation(name: str, shape: tuple[int, ...]) -> float:
-    """Return the standard deviation of an adapter's initial values: Xavier's for A, and 0 for B, so that training
-    starts with the outputs of the base model, as in Megatron-Bridge."""
+    """Return the standard deviation of an adapter's initial values: Xavier's for A, 0 for B, as in Megatron-Bridge."""
     is_a = name.split(".")[-2] == "a"
     return math.sqrt(2 / sum(shape)) if is_a else 0.0
 
@@ -74,7 +63,7 @@ WORD = 0xFFFFFFFF
 
 
 class TokenKeys:
-    """Keys of the tokens in the current micro-batch, [batch, seq] int64; a token has the same key in any layout."""
+    """Keys of the current micro-batch's tokens, [batch, seq] int64, which do not depend on the layout."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
@@ -90,13 +79,10 @@ class TokenKeys:
 
 
 class Dropout(nn.Module):
-    """Zeros elements of [batch, seq, features] with the given probability, and scales the rest.
-
-    first_feature: the index of this rank's first feature, if features are sharded. group: the ranks that each hold a
-    shard of the sequence, if it is sharded.
-    """
+    """Zeros elements of [batch, seq, features] with the given probability, and scales the rest."""
 
     group: Group | None = None
+    """Ranks that each hold a shard of the sequence; None if it is whole."""
 
     def __init__(self, probability: float, name: str, seed: int, tokens: TokenKeys) -> None:
         super().__init__()
@@ -104,6 +90,7 @@ class Dropout(nn.Module):
         self.tokens = tokens
         self.salt = int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=4).digest(), "little")
         self.first_feature = 0
+        """Index of this rank's first feature, if features are sharded."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = self.tokens.value

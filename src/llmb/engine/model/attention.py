@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal self-attention with grouped key and value heads and rotary positions (Su et al., 2021).
-
-The documents of packed sequences are represented by masks or, for variable-length attention, by segments. A segment is
-the part of a document, or of an attention chunk of it, that a range of queries covers. Its last query attends to all of
-the segment's keys, the one before it to all but the last, etc. Segments are computed on the host, from the indices at
-which documents begin, so that nothing waits for the device.
-"""
+"""Causal self-attention with grouped key and value heads and rotary positions (Su et al., 2021)."""
 
 import math
 from collections.abc import Sequence
@@ -27,11 +21,12 @@ from llmb.runs.attention_choice import AttentionBackend
 
 
 class Reach(NamedTuple):
-    """How far back queries attend within their document: to the start of their attention chunk of ``chunk`` tokens, and
-    at most to the last ``window`` keys, including their own; None means no such limit."""
+    """Limits of how far back queries attend within their document."""
 
     chunk: int | None = None
+    """Number of tokens in the document's attention chunks; None means no limit."""
     window: int | None = None
+    """Maximum number of keys, including the query's own; None means no limit."""
 
     def first_keys(self, places: Tensor, starts: Tensor) -> Tensor:
         """Return the first key that each query at ``places`` attends to, if its document begins at ``starts``."""
@@ -47,34 +42,30 @@ FULL = Reach()
 
 
 class Segments(NamedTuple):
-    """The segments of a range of queries of every sequence in a micro-batch, one sequence after the other.
-
-    queries, keys: [segments + 1] int32, the index of each segment's first query or key within the range, then the
-    total. seen: [keys] int64, the range's keys as indices of the flattened micro-batch; None if they are all keys.
-    """
+    """Parts of documents that a range of queries covers; a segment's last query attends to all its keys."""
 
     queries: Tensor
+    """Index of each segment's first query within the range, then the total: [segments + 1] int32."""
     keys: Tensor
+    """Index of each segment's first key within the range, then the total: [segments + 1] int32."""
     seen: Tensor | None
+    """The range's keys as indices of the flattened micro-batch, [keys] int64; None if they are all keys."""
 
 
 class DocumentSegments(NamedTuple):
-    """Segments of each range of queries. They do not depend on a window, which is an argument of the kernel.
-
-    document: within documents. chunk: within documents and attention chunks. longest: the maximum number of tokens in
-    a document or padding of any step.
-    """
+    """Segments of each range of queries."""
 
     document: tuple[Segments, ...]
+    """Segments within documents."""
     chunk: tuple[Segments, ...]
+    """Segments within documents and attention chunks."""
     longest: int
+    """Maximum number of tokens in a document or padding of any step."""
 
 
 def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], longest: int) -> DocumentSegments:
-    """Return the segments of queries at the places in ``ranges``, of sequences whose documents begin at ``starts``.
-
-    starts: [batch, full seq] int64, on the host, where each token's document begins. longest: see ``DocumentSegments``.
-    """
+    """Return the segments of the queries in ``ranges``. ``starts``: [batch, full seq] int64 on the host, where
+    tokens' documents begin."""
     document = tuple(_segments(starts, queries) for queries in ranges)
     reach = chunks_of(model).within(starts.shape[1])
     first_keys = reach.first_keys(torch.arange(starts.shape[1]), starts)
@@ -106,11 +97,7 @@ def _cumulative(lengths: Tensor) -> Tensor:
 
 
 class Rotary(NamedTuple):
-    """Positions of tokens, and the corresponding rotations.
-
-    positions: [seq] or [batch, seq], integers. rotation: cos and sin are [*positions.shape, pairs], where 2 * pairs of
-    a head's elements are rotated, and the rest unchanged. factors: see ``RotaryFactors``.
-    """
+    """Positions of tokens, [seq] or [batch, seq], and the rotations of ``2 * pairs`` elements of a head."""
 
     positions: Tensor
     rotation: Rotation
@@ -138,10 +125,8 @@ def frequencies(model: Model, device: torch.device) -> Tensor:
 
 
 class Masks(NamedTuple):
-    """Attention masks of sequences packed from documents: [batch, 1, queries, keys] bool.
-
-    document: causal within each document. chunk: also within each chunk of the document.
-    """
+    """Attention masks of packed sequences, causal within documents or within their chunks: [batch, 1, queries, keys]
+    bool."""
 
     document: Tensor
     chunk: Tensor
@@ -152,10 +137,8 @@ Documents = Masks | DocumentSegments
 
 
 def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -> Masks:
-    """Return the masks of queries at ``places``, [queries], in sequences of ``keys`` tokens.
-
-    positions: [batch, queries], each query's position in its document.
-    """
+    """Return the masks of queries at ``places``, [queries]. ``positions``: [batch, queries], each query's position in
+    its document."""
     starts, reach = places - positions, chunks_of(model).within(keys)
     document = between(starts, places, keys)
     chunk = document if reach.chunk is None else between(reach.first_keys(places, starts), places, keys)
@@ -178,14 +161,8 @@ def attend(
     in_fp32: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return attention with ``mask``, or causal attention if it is None: [batch, queries, heads, head_dim].
-
-    query, key, value: [batch, tokens, heads, head_dim]; the head_dim of values, and so of the result, may differ.
-    ``scale`` multiplies scores, by default 1 / sqrt(head_dim of queries).
-
-    ``repeats_heads`` expands key and value heads to one per query head, for kernels without grouped-query attention.
-    ``in_fp32`` computes in fp32 and rounds the result.
-    """
+    """Return attention, causal without ``mask``; tensors are [batch, tokens, heads, head_dim]. ``scale``: by default 1
+    / sqrt(head_dim of queries)."""
     if repeats_heads:
         key, value = repeated(query, key, value)
     grouped, dtype = query.shape[2] != key.shape[2], query.dtype
@@ -205,8 +182,7 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
 
 
 class SegmentOptions(NamedTuple):
-    """Options of attention by segments. longest: the maximum number of tokens in a segment, which kernels require.
-    window: see ``Reach``. scale: see ``attend``."""
+    """Options of attention by segments. ``longest``: the maximum number of tokens in a segment."""
 
     longest: int
     window: int | None = None
@@ -258,10 +234,7 @@ def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segme
 
 
 class CausalAttention(nn.Module):
-    """Attention of each query to the keys from the first in its ``reach`` to its own: [batch, seq, heads, head_dim].
-
-    scale: see ``attend``. The head_dim of values and of the result may differ from that of queries and keys.
-    """
+    """Attention of each query to the keys from the first in its ``reach`` to its own: [batch, seq, heads, head_dim]."""
 
     backend: AttentionBackend = "flash"
     repeats_heads = False

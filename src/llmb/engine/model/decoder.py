@@ -25,15 +25,8 @@ MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {"swiglu": GatedMLP, "squared
 
 
 class Block(nn.Module):
-    """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection.
-
-    Its forward pass consists of ``stages``: functions that can each be compiled, recomputed or timed. The module itself
-    is not wrapped, so that parameters keep their names, and FSDP's hooks stay outside of compiled code: the compiler
-    would reorder them.
-
-    kept: layers with weights that are cast once per step, before the block runs and outside of compiled code. Routed
-    experts are not among them, because FSDP gathers them later.
-    """
+    """One layer: attention and a feed-forward layer. Not wrapped itself: FSDP's hooks must stay outside of compiled
+    code."""
 
     def __init__(self, model: Model, layer: int, mlp: nn.Module) -> None:
         super().__init__()
@@ -60,11 +53,7 @@ class Block(nn.Module):
 
 
 class MoEBlock(Block):
-    """A block with a mixture of experts. Its forward pass consists of ``PARTS``, which are all in ``stages``.
-
-    ``run_experts`` cannot be compiled: its shapes depend on the tokens, and the experts' parameters are gathered
-    separately from the block's other parameters.
-    """
+    """A block with a mixture of experts. ``run_experts`` cannot be compiled: its shapes depend on the tokens."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("before_experts", *MoELayer.PARTS, "after_experts")
     mlp: MoELayer
@@ -92,13 +81,7 @@ class MoEBlock(Block):
 
 
 class Decoder(nn.Module):
-    """A model, or one of its pipeline stages, with the parameter names of the full model.
-
-    If embedding and head are tied, they are one parameter, with the name of the embedding. A last stage that is not
-    also the first then has a replica of the embedding (see ``parallel.pipeline``).
-
-    embeds: True if the stage begins with the embedding. tables: the result of the last call of ``rotary``.
-    """
+    """A model, or one of its pipeline stages, with the parameter names of the full model."""
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
         super().__init__()
@@ -150,23 +133,14 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,
-        labels: Tensor | None = None,
-        positions: Tensor | None = None,
-        starts: Tensor | None = None,
-        count: Tensor | float | None = None,
-        segments: DocumentSegments | None = None,
+        tokens: Tensor,  # [batch, seq] int64; hidden states if the stage does not begin with the embedding
+        labels: Tensor | None = None,  # [batch, seq] int64
+        positions: Tensor | None = None,  # [seq] or [batch, seq], by default 0, 1, 2, ...
+        starts: Tensor | None = None,  # where each token's document begins, [batch, full seq]; positions are then [seq]
+        count: Tensor | float | None = None,  # divisor of the summed loss, by default the number of counted labels
+        segments: DocumentSegments | None = None,  # for variable-length attention; without them, masks are used
     ) -> Tensor:
-        """Return the loss if there are ``labels``, else logits [batch, seq, vocab]; without a head, hidden states.
-
-        tokens: [batch, seq] int64 or, for a stage that does not begin with the embedding, hidden states. labels:
-        [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... count: the divisor of the summed
-        loss, by default the number of counted labels.
-
-        starts: for packed sequences, the index at which each token's document begins, [batch, full seq] int64;
-        ``positions`` must then be [seq]. Tokens attend only within their document, by masks or, if ``segments`` are
-        passed, by variable-length attention.
-        """
+        """Return the loss if there are ``labels``, else logits [batch, seq, vocab]; without a head, hidden states."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         documents: Documents | None = segments
@@ -206,11 +180,7 @@ BLOCK_ELEMENTS = 2**24
 
 
 def initial_values(module: Decoder, name: str, parameter: Tensor, seed: int) -> Tensor:
-    """Return this rank's shard of a parameter's initial values in fp32, without communication.
-
-    Matrices are normally distributed; norms start as the identity, biases as zeros. Values depend on the model, the
-    seed, the parameter's full name and global shape, and the type of the device, but not on the layout.
-    """
+    """Return this rank's shard of a parameter's initial values in fp32, which do not depend on the layout."""
     if parameter.ndim == 1:
         value = 1.0 if isinstance(module.get_submodule(name.rpartition(".")[0]), RMSNorm) else 0.0
         return torch.full_like(local_tensor(parameter), value, dtype=torch.float32)
@@ -240,7 +210,6 @@ def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
 
 
 def _normal_rows(shape: torch.Size, rows: Tensor, name: str, seed: int, device: torch.device) -> Tensor:
-    """Return the rows with the indices ``rows`` of a standard normal tensor of this shape, drawn in blocks of rows."""
     block_rows = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
     rows = rows.to(device)
     values = torch.empty(len(rows), *shape[1:], device=device)

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, biases and dense feed-forward layers.
-
-A bias is a separate module from its matrix, so that the matrix can be joined with others, sharded, adapted or computed
-in FP8 independently of it. The fused casts of ``precision.fp8_layers`` do not support layers with biases.
-"""
+"""Norms, biases and dense feed-forward layers. Biases are separate, so that matrices can be joined, adapted or cast
+alone."""
 
 import torch
 from torch import Tensor, nn

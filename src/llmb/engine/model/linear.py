@@ -1,24 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiplication by a weight, alone or joined with others, and the accumulation of the weight's gradient.
-
-- ``Linear`` is one matrix: of a layer, of the head, of an adapter (``adapter``).
-- ``Joined`` is a set of linear layers with the same input. If their weights are adjacent in memory, they are multiplied
-  as one: the input is read once, its gradient is written once instead of summed from several products, and matrix units
-  are more efficient for large products. Parameters and checkpoints keep their names and shapes.
-- ``GradientSum`` accumulates weight gradients within the products that compute them. Autograd would write
-  each product, then add it to the gradient in another pass over memory: 8 bytes per bf16 weight and micro-batch. A
-  product that adds to its result in place only reads and writes this result: 4 bytes, rounded once instead of twice.
-
-With sequence parallelism (Korthikanti et al., 2022, section 4.2.2) the input of some layers is this rank's shard of the
-sequence, and only the shard is saved. The backward pass gathers the sequence again while it computes the input's
-gradient, then reduces and scatters this gradient while it computes those of the weights. Compiled code treats such a
-backward pass as one operator. Otherwise the compiler would save the gathered sequence, and might move products to where
-they do not overlap with a collective.
-
-Two kinds of products are implemented elsewhere. FP8 products (``precision.fp8_layers``) have different operands: casts
-with scales, in both memory layouts. Products of routed experts (``moe``, in FP8 ``precision.experts``) have a matrix
-for each group of rows, and the sizes of groups depend on the tokens.
-"""
+"""Products with weights, alone or joined, and sums of their gradients, with sequence parallelism (Korthikanti et al.,
+2022, section 4.2.2)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -33,11 +15,7 @@ from llmb.engine.collectives import Context, Group, finish, fuses, start_gather,
 
 
 def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
-    """Return this rank's shard of a tensor-parallel parameter (a DTensor), or any other parameter unchanged.
-
-    Ranks with replicas of a parameter process different tokens or heads, so each has a partial sum of the gradient;
-    with ``same_tokens``, they have equal inputs, and each has the full gradient.
-    """
+    """Return a parameter's local shard. Gradients of replicas are partial sums or, with ``same_tokens``, equal."""
     if not isinstance(parameter, DTensor):
         return parameter
     copied = Replicate() if same_tokens else Partial()
@@ -84,10 +62,8 @@ def scattered(summand: Tensor, group: Group) -> Tensor:
 def gather_multiply(
     shard: Tensor, matrices: Sequence[Tensor], group: Group, *, keeps: bool = False
 ) -> tuple[Tensor | None, Sequence[Tensor]]:
-    """Gather the whole sequence; return it, and its products with ``matrices``, [inputs, outputs] each.
-
-    keeps: False if the sequence is not needed; it may then be None.
-    """
+    """Gather the sequence; return it, or possibly None unless ``keeps``, and its products with ``matrices``, [inputs,
+    outputs] each."""
     if fuses(shard, group):
         rows = shard.movedim(SEQUENCE, 0).contiguous().movedim(0, SEQUENCE)  # as the operator sends them
         operator = torch.ops.symm_mem.fused_all_gather_matmul
@@ -109,11 +85,7 @@ def multiply_scatter(hidden: Tensor, matrix: Tensor, group: Group) -> Tensor:
 def overlapped(
     shard: Tensor, group: Group, to_input: Callable[[], Tensor], to_weights: Callable[[Tensor], Found]
 ) -> tuple[Tensor, Found]:
-    """Return the contiguous gradient of ``shard``, and the result of ``to_weights``; overlap both with collectives.
-
-    to_input: computes this rank's summand of the gradient of the whole sequence. to_weights: computes the gradients of
-    weights from the whole sequence.
-    """
+    """Return the contiguous gradient of ``shard``, and the result of ``to_weights``; overlap both with collectives."""
     again = start_gather(shard, SEQUENCE, group)
     summed = start_scatter(to_input(), SEQUENCE, group)
     of_weights = to_weights(finish(again, SEQUENCE))
@@ -139,6 +111,7 @@ def _gradients(
 
 
 shard_gradients = torch.library.custom_op("llmb::shard_gradients", _gradients, mutates_args=())
+"""One operator in compiled code: otherwise the compiler would save the gathered sequence for the backward pass."""
 
 
 @shard_gradients.register_fake
@@ -203,12 +176,8 @@ class CastOnce(Protocol):
 
 
 class GradientSum:
-    """The gradient of one matrix, whose rows are the local shards of ``parameters``.
-
-    total: the sum, shaped like the matrix. is_empty: True until a step's first micro-batch, which overwrites ``total``.
-    This is a 0-d tensor on the host: the same compiled code serves all micro-batches, and reading the tensor does
-    not wait for the device.
-    """
+    """The sum of one matrix's gradients. ``is_empty`` is a tensor, so that the same compiled code serves all
+    micro-batches."""
 
     def __init__(self, matrix: Tensor, parameters: Sequence[Tensor]) -> None:
         self.total = torch.empty_like(matrix)
@@ -218,11 +187,8 @@ class GradientSum:
     def multiply(
         self, hidden: Tensor, matrix: Tensor, trained: Tensor, group: Group | None, summed_over: Group | None = None
     ) -> Tensor:
-        """Return ``hidden`` times ``matrix`` transposed, [..., outputs]; the backward pass adds to ``total``.
-
-        trained: a parameter that makes autograd run the backward pass if ``hidden`` needs no gradient. group,
-        summed_over: see ``Linear``.
-        """
+        """Return ``hidden`` times ``matrix`` transposed; the backward pass, which ``trained`` enforces, adds to
+        ``total``."""
         # Otherwise it is not passed: torch 2.11 would compile a gradient of zeros for a DTensor parameter.
         because = None if hidden.requires_grad else trained
         sums = self.total, self.is_empty
@@ -230,7 +196,7 @@ class GradientSum:
         return product
 
     def give(self) -> None:
-        """Set the parameters' gradients to views of the sum, unless it is empty; the next product begins a new sum."""
+        """Set the parameters' gradients to views of the sum, unless it is empty; then begin a new sum."""
         if self.is_empty:
             return
         sizes = [len(local_tensor(weight)) for weight in self.parameters]
@@ -316,16 +282,14 @@ class _Multiply(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """A linear layer without bias.
-
-    gradients: accumulates the weight's gradient; None if autograd does. group: the ranks whose shards of the sequence
-    are gathered for the product; None if the input is whole. summed_over: the ranks whose products are summed and
-    scattered along the sequence; None if the layer returns its product. adapter: if set, it adds to the output.
-    """
+    """A linear layer without bias."""
 
     gradients: GradientSum | None = None
+    """Accumulates the weight's gradient; None if autograd does."""
     group: Group | None = None
+    """Ranks whose shards of the sequence are gathered for the product; None if the input is whole."""
     summed_over: Group | None = None
+    """Ranks whose products are summed and scattered along the sequence; None if they are not."""
     adapter: nn.Module | None
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -355,17 +319,15 @@ def multiply(hidden: Tensor, weight: Tensor, group: Group | None) -> Tensor:
 
 
 class Joined:
-    """The linear layers ``names`` of ``owner``, which have the same input. Not a module: parameters keep their names.
-
-    weight: the local shards of the layers' weights as one matrix, [sum of outputs, inputs], in the memory of the
-    parameters; None if each layer is multiplied separately. gradients: accumulates the gradient of ``weight``; None if
-    autograd does.
-    """
+    """The linear layers ``names`` of ``owner``, which have the same input. Not a module: parameters keep their
+    names."""
 
     def __init__(self, owner: nn.Module, *names: str) -> None:
         self.owner = owner
         self.names = names
         self.weight: Tensor | None = None
+        """Local shards of the layers' weights as one matrix, [sum of outputs, inputs]; None if multiplied
+        separately."""
         self.gradients: GradientSum | None = None
 
     @property
@@ -374,11 +336,8 @@ class Joined:
         return tuple(getattr(self.owner, name) for name in self.names)
 
     def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
-        """Return the outputs of the layers, in order.
-
-        Each is [..., outputs] or, with ``head_dim``, [..., heads, head_dim]. If outputs were split into heads later,
-        the compiler would copy the heads' gradients before the backward pass multiplies them.
-        """
+        """Return the outputs of the layers, in order: [..., outputs] or, with ``head_dim``, [..., heads, head_dim]."""
+        # If outputs were split into heads later, the compiler would copy the heads' gradients.
         if self.weight is not None:
             return self.adapted(self.split(self.multiply(hidden), head_dim), hidden)
         if self.group is None:
@@ -443,11 +402,7 @@ def joined_layers(stage: nn.Module) -> Iterator[Joined]:
 
 
 def join_products(stages: Iterable[nn.Module], adjacent: Callable[[Sequence[Linear]], Tensor]) -> None:
-    """Make each ``Joined`` multiply its layers as one if all of them are plain.
-
-    Call it after all transformations, when parameters are allocated. ``adjacent`` returns the local shards of the
-    layers' weights as one matrix, without a copy.
-    """
+    """Make each ``Joined`` multiply its layers as one if all are plain; call it once parameters are allocated."""
     for stage in stages:
         for joined in joined_layers(stage):
             if all(map(is_plain, joined.layers)):

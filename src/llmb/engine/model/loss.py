@@ -1,16 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loss: head and cross entropy fused, so that the full logits need not be in memory.
-
-Logits are computed, used and freed in chunks. The forward pass computes some rows at a time, and with them the gradient
-of these rows' hidden states. The gradient of the weight is a sum over rows; accumulating it over chunks in fp32 would
-take 4 x vocab x hidden bytes in addition to the gradient itself: hidden / rows times the size of all logits in fp32,
-which is the same size for Llama 3.1 8b with 4,096 rows and four times that for 405b. The backward pass recomputes the
-logits instead, some columns at a time, so each chunk yields complete rows of that gradient. That is a fourth product
-of this size in addition to three. If all logits are one chunk, the gradient of the logits is saved, and the fourth
-product is not needed. Between the products, chunks are processed in fp32 for any dtype of the logits.
-
-On a CPU, where each operator has a fixed cost, torch's cross entropy is used for small logits that are not sharded.
-"""
+"""The training loss: head and cross entropy fused in chunks, so that the full logits need not be in memory."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +15,7 @@ from llmb.engine.model.linear import Linear, local_shard
 LARGEST_CHUNK = 1 / 16
 """Largest chunk, as a fraction of the size of all logits in fp32."""
 LARGEST_SLICE = 1 / 64
-"""Largest part of a chunk that is in fp32 at a time, as a fraction of the size of all logits in fp32."""
+"""Largest part of a chunk in fp32 at a time, relative to all logits in fp32."""
 SMALLEST_BYTES = 2**20
 """Logits of at most this size are not chunked."""
 ALIGNED = 64
@@ -46,10 +35,7 @@ def slice_bytes(rows: int, columns: int) -> float:
 
 
 def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
-    """Return the number of rows or columns per chunk, of ``length`` in total, for at most ``most_bytes`` per chunk.
-
-    width: the number of values in a row or column. A chunk of a single one may be larger.
-    """
+    """Return the number of rows or columns of ``width`` values per chunk of at most ``most_bytes``; at least one."""
     longest = max(1, int(min(length, most_bytes / (width * itemsize))))
     if longest >= length:
         return length
@@ -67,10 +53,7 @@ def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
 
 
 def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log(sum(exp(logits))) and the label's logit, [rows] fp32 each, of [rows, columns] logits.
-
-    ``places`` are the labels' columns, or -1 for a label in no column here, whose logit is returned as 0.
-    """
+    """Return log(sum(exp(logits))) and the label's logit, [rows] fp32 each; the logit is 0 where ``places`` is -1."""
     largest = logits.amax(-1, keepdim=True).float()
     log_sums = (logits - largest).exp_().sum(-1).log_() + largest.squeeze(-1)
     label = logits.gather(-1, places.clamp(min=0).unsqueeze(-1)).squeeze(-1).float()
@@ -78,10 +61,8 @@ def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """Overwrite the logits with the gradient of ``sum(shares * (log_sums - label))``.
-
-    The gradient is share * (softmax - one-hot of the label). log_sums: over the columns of all ranks.
-    """
+    """Overwrite the logits with share * (softmax - one-hot of the label). ``log_sums``: over the columns of all
+    ranks."""
     gradient = (logits - log_sums.unsqueeze(-1)).exp_()
     columns = torch.arange(logits.shape[-1], device=logits.device)
     gradient.add_(columns == places.unsqueeze(-1), alpha=-1).mul_(shares.unsqueeze(-1))
@@ -99,10 +80,7 @@ def to_gradient_one_by_one(logits: Tensor, places: Tensor, log_sums: Tensor, sha
 
 
 class Softmax:
-    """Applies ``statistics`` and ``to_gradient`` to some rows at a time, to limit the memory of intermediate values.
-
-    With a compiler ``backend`` it applies them to all rows at once: intermediate values then stay in registers.
-    """
+    """Applies ``statistics`` and ``to_gradient`` to slices of rows or, with a compiler ``backend``, to all rows."""
 
     def __init__(self, backend: str | Callable[..., Any] | None = None) -> None:
         self.sliced = backend is None
@@ -135,10 +113,7 @@ class Vocabulary:
 
 
 class Head(Linear):
-    """The output layer: returns logits of hidden states or, with labels, the loss.
-
-    smallest_bytes: logits of at most this size are one chunk.
-    """
+    """The output layer: returns logits of hidden states or, with labels, the loss."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -147,10 +122,7 @@ class Head(Linear):
         self.smallest_bytes: float = SMALLEST_BYTES
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | float | None = None) -> Tensor:
-        """Map [batch, seq, hidden] to [batch, seq, vocab]; with labels, [batch, seq], to the loss, 0-d fp32.
-
-        The loss is the sum over counted positions, divided by ``count`` or by their number.
-        """
+        """Return logits, [batch, seq, vocab] or, with labels, the summed loss divided by ``count``: 0-d fp32."""
         if labels is None:
             return super().forward(hidden)
         weight = local_shard(self.weight)
@@ -215,7 +187,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _total(losses: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum of ``losses * shares``, computed in fp64: in fp32, its last digits would depend on the order."""
+    """Sum in fp64: in fp32, the last digits would depend on the order."""
     return (losses.double() * shares).sum().float()
 
 

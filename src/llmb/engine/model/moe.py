@@ -44,10 +44,7 @@ class Router(nn.Module):
 
 
 class BalancedRouter(Router):
-    """Chooses experts round-robin, regardless of the logits, so that their numbers of tokens differ by at most one.
-
-    ``place`` is this rank's index in its pipeline stage: each rank continues where the previous rank ends.
-    """
+    """Chooses experts round-robin: loads differ by at most one. ``place``: this rank's index in its pipeline stage."""
 
     def __init__(self, router: Router, place: int) -> None:
         nn.Module.__init__(self)
@@ -70,11 +67,7 @@ def balanced_counts(place: int, choices: int, experts: int) -> list[int]:
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Multiply each group of rows by its own matrix; return [n, m].
-
-    rows: [n, k], ordered by group. weights: [groups, k, m]. counts: [groups], the number of rows of each group, which
-    may be zero; their sum is n.
-    """
+    """Multiply groups of rows, [n, k], by [groups, k, m]; return [n, m]. ``counts``: rows of each group, maybe zero."""
     if not runs_grouped(rows, weights):
         return loop_matmul(rows, weights, counts)
     return torch._grouped_mm(rows, weights, offs=counts.cumsum(0, dtype=torch.int32))
@@ -101,18 +94,14 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 Products = Callable[["Experts", Tensor, list[int], int], Tensor]
-"""Computes the experts' outputs from their rows, the number of rows of each expert, and the number of the part."""
+"""Computes the experts' outputs from their rows, each expert's number of rows, and the part's number."""
 
 
 class Experts(nn.Module):
-    """Gated feed-forward layers with stacked matrices. Inputs are rows, [n, hidden], in the order of their experts.
-
-    Gate and up are multiplied as one matrix; a dimension distinguishes them, so that both can be sharded by features.
-
-    products: computes the outputs; None for ``grouped_matmul``. kept: layers with weights that are cast once per step.
-    """
+    """Gated feed-forward layers with stacked matrices. Inputs are rows, [n, hidden], in the order of their experts."""
 
     kept: Sequence[CastOnce] = ()
+    """Layers with weights that are cast once per step."""
     on_rows: Callable[[Tensor], None] | None = None
     """Called with the number of rows for the experts of each ep rank, [ep], if ranks exchange these numbers."""
 
@@ -124,10 +113,7 @@ class Experts(nn.Module):
         self.products: Products | None = None
 
     def forward(self, parts: Sequence["Sent"]) -> list[Tensor]:
-        """Return the outputs of each part, [n, hidden], which may be in transit: see ``Sent.complete``.
-
-        While one part is processed, the rows of the next and the outputs of the previous part are in transit.
-        """
+        """Return the outputs of each part, [n, hidden], which may be in transit: see ``Sent.complete``."""
         # FSDP gathers experts later than the rest of their block, so they are cast here and not at its start.
         for layer in self.kept:
             layer.keep_weight()
@@ -151,13 +137,8 @@ class Experts(nn.Module):
 
 
 def permute(rows: Tensor, order: Tensor, inverse: Tensor, *, has_gaps: bool = False) -> Tensor:
-    """Return the rows permuted by ``order``; ``inverse`` is the inverse permutation.
-
-    The gradient is permuted by ``inverse``. Autograd would instead add each of its rows to a row of zeros.
-
-    has_gaps: True if rows may be dropped and results may be zeros. order: [m] indices of rows, or n, the number of
-    rows, for a result of zeros. inverse: [n] indices of results, or m for a dropped row.
-    """
+    """Return rows permuted by ``order``; the gradient by ``inverse``. With ``has_gaps``, indices past the end mean
+    zeros or drops."""
     permuted: Tensor = _Arrange.apply(rows, order, inverse, has_gaps)
     return permuted
 
@@ -193,12 +174,12 @@ class Routed(NamedTuple):
     hidden: Tensor
     """Input of the router for the whole micro-batch: [batch, seq, hidden]."""
     rows: Tensor
-    """A copy of a token for each expert that it chose, ordered by expert, [n, hidden]; scaled if the router scales
-    inputs. With a capacity, copies may be dropped, and rows may be padding."""
+    """Copies of tokens ordered by expert, [n, hidden], scaled if the router scales inputs; with a capacity, possibly
+    padding."""
     counts: Tensor
     """Number of rows of each expert, [experts]."""
     order: Tensor
-    """For each row, the index of its choice in the order of tokens, or the number of choices for padding: [n]."""
+    """Index of each row's choice in the order of tokens, [n]; the number of choices for padding."""
     places: Tensor
     """For each choice of each token, the index of its row, [tokens, top_k]; n for a dropped choice."""
     weights: Tensor | None
@@ -210,27 +191,21 @@ def unchanged(rows: Tensor) -> Tensor:
 
 
 class Sent(NamedTuple):
-    """One part's rows for experts, which may be in transit.
-
-    rows: the argument of ``arrive``, which waits for them. counts: rows of each expert, on the device. host_counts:
-    ``counts`` on the host, if known. send_back: begins to send outputs to the ranks of their rows; ``complete`` waits
-    for its result.
-    """
+    """One part's rows for experts, which may be in transit until ``arrive`` returns."""
 
     rows: Tensor
     counts: Tensor
+    """Rows of each expert, on the device."""
     host_counts: list[int] | None
+    """Rows of each expert, on the host; None if unknown."""
     arrive: Callable[[Tensor], Tensor] = unchanged
     send_back: Callable[[Tensor], Tensor] = unchanged
+    """Begins to send outputs to the ranks of their rows; ``complete`` waits for its result."""
     complete: Callable[[Tensor], Tensor] = unchanged
 
 
 class MoELayer(nn.Module):
-    """Routed experts and, if the model has one, a shared expert that processes every token.
-
-    overlaps_dispatch: True if the first products of the shared expert are computed while rows are sent to experts.
-    parts: number of equal parts of a micro-batch's tokens, which are sent to experts one after the other.
-    """
+    """Routed experts and, if the model has one, a shared expert that processes every token."""
 
     SHARED: ClassVar[tuple[str, ...]] = ("begin_shared_expert", "end_shared_expert")
     PARTS: ClassVar[tuple[str, ...]] = ("run_experts", *SHARED)
@@ -244,7 +219,9 @@ class MoELayer(nn.Module):
         self.moe = moe
         self.capacity_factor: float | None = None
         self.overlaps_dispatch = False
+        """True if the first products of the shared expert are computed while rows are sent to experts."""
         self.parts = 1
+        """Number of equal parts of a micro-batch's tokens, which are sent one after the other."""
         self.scales_inputs = moe.router == "sigmoid-scaled-inputs"
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -255,11 +232,8 @@ class MoELayer(nn.Module):
     def run(
         self, routed: Sequence[Routed], parts: Mapping[str, Callable[..., Any]]
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the outputs of the routed experts and the shared expert, if any. parts: functions named by ``PARTS``.
-
-        With ``overlaps_dispatch``, the first part of the shared expert overlaps with the exchange of rows. The second
-        overlaps with the exchange of outputs. In the backward pass, they overlap with the exchanges of gradients.
-        """
+        """Return the outputs of the routed experts and of the shared expert, if any. ``parts``: functions named by
+        ``PARTS``."""
         sent, early, begin = self.send(routed), self.overlaps_dispatch, parts["begin_shared_expert"]
         begun = begin(routed[0].hidden) if early else None
         outputs = parts["run_experts"](sent)
@@ -268,14 +242,12 @@ class MoELayer(nn.Module):
 
     @property
     def balances(self) -> bool:
-        """True if the experts' numbers of rows do not depend on the tokens, so that the host can compute them."""
+        """True if the host can compute the experts' numbers of rows without the tokens."""
         return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
 
     def capacity(self, choices: int) -> int | None:
-        """Return the number of rows of each expert for tokens that make ``choices`` choices; None if not limited.
-
-        This is Megatron-LM's ``get_capacity``, but at most one row per token.
-        """
+        """Return an expert's number of rows: Megatron-LM's ``get_capacity``, at most one per token; None if not
+        limited."""
         if self.capacity_factor is None:
             return None
         return min(ceil(choices / self.moe.experts * self.capacity_factor), choices // self.moe.top_k)
@@ -332,7 +304,7 @@ class MoELayer(nn.Module):
         return weighted.sum(1)
 
     def host_counts(self, rows: int, part: int) -> list[int] | None:
-        """Return how many of a part's rows on this rank are for each expert; None if this depends on the tokens."""
+        """Return a part's number of rows on this rank for each expert; None if it depends on the tokens."""
         if self.capacity_factor is not None:
             return [rows // self.moe.experts] * self.moe.experts
         if isinstance(self.router, BalancedRouter):
@@ -346,12 +318,8 @@ def count_choices(chosen: Tensor, experts: int) -> Tensor:
 
 
 def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return the ``order`` and ``places`` of ``Routed`` for experts with ``capacity`` rows each.
-
-    An expert's rows are its tokens with the highest scores, and padding if it has fewer tokens. scores, chosen:
-    [tokens, top_k]; scores must be positive. This is Megatron-LM's rule with ``moe_pad_expert_input_to_capacity`` and
-    the drop policy ``probs`` (``topk_softmax_with_capacity``, commit 64cb6bd).
-    """
+    """Return ``order`` and ``places`` of ``Routed`` by Megatron-LM's drop policy ``probs``
+    (``topk_softmax_with_capacity``, commit 64cb6bd). Scores must be positive."""
     choices = chosen.numel()
     shape = len(chosen), experts
     gates = scores.new_zeros(shape).scatter(1, chosen, scores)

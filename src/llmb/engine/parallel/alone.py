@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a layout without the others: its collectives complete immediately.
-
-torch's fake process group sends nothing; ``stand_in`` makes it fill all results. The rank then does the same work as in
-the full layout, but the values that it computes are meaningless.
-"""
+"""One rank of a layout without the others: collectives complete immediately, and values are meaningless."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -40,10 +36,7 @@ def lone_rank(plan: EnginePlan, rank: int, device: torch.device) -> Ranks:
 
 @cache  # the replacement ends when the library is freed
 def stand_in(device: str) -> torch.library.Library:
-    """Make torch's fake collectives on ``device`` fill their results with valid values, in few kernels.
-
-    torch itself leaves some results unset, depending on its version, and fills the others with one kernel per rank.
-    """
+    """Make torch's fake collectives on ``device`` fill their results with valid values."""
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that operators are replaced
         for name, function in OPERATORS.items():

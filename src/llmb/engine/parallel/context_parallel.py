@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallelism: every rank holds a shard of each sequence, and gathers the keys and values of all ranks.
-
-A sequence is split into twice as many parts as there are ranks. A rank holds one part from the front and the mirrored
-part from the back, so that the work of causal attention is the same on all ranks.
-"""
+"""Context parallelism: every rank holds two mirrored parts of each sequence, and gathers all keys and values."""
 
 import torch
 from torch import Tensor, nn
@@ -79,10 +75,8 @@ class ContextParallelAttention(nn.Module):
 
 
 class SpanAttention(CausalAttention):
-    """Attention of a rank's queries to the full sequence, without communication.
-
-    query and result: [batch, seq_len / ranks, heads, head_dim]; key, value: [batch, seq_len, ...].
-    """
+    """Attention of a rank's queries, [batch, seq_len / ranks, ...], to the full sequence's keys, [batch, seq_len,
+    ...]."""
 
     def __init__(self, group: Group, seq_len: int, reach: Reach = FULL, scale: float | None = None) -> None:
         super().__init__(reach, scale)

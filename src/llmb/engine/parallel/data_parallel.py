@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data parallelism of ranks that shard parameters, gradients and optimizer state (FSDP2): ``--dp-sharding full``.
-
-The mesh defines the ranks that shard; a mesh with a dimension ``replicate`` has replicas, whose gradients are
-all-reduced. With ``optimizer`` and ``none`` ranks hold parameters whole: see ``parallel.exchange``.
-"""
+"""Data parallelism of ranks that shard parameters, gradients and optimizer state (FSDP2): ``--dp-sharding full``."""
 
 from itertools import pairwise
 
@@ -21,12 +17,8 @@ from llmb.runs.plan import EnginePlan
 def shard(
     model: Decoder, mesh: DeviceMesh, experts: DeviceMesh, policy: MixedPrecisionPolicy, *, keep_whole: bool = False
 ) -> None:
-    """Shard ``model`` in place, so that each block's parameters are gathered separately.
-
-    Routed experts are sharded over the ranks of ``experts``, all else over the ranks of ``mesh``. ``keep_whole``
-    keeps gathered parameters for the backward pass: with pipeline parallelism they would otherwise be gathered twice
-    for every micro-batch.
-    """
+    """Shard ``model`` in place, routed experts over ``experts``. ``keep_whole`` keeps gathered parameters for the
+    backward pass."""
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
         shard_experts(layer.experts, experts, mesh.size(), policy, keep_whole=keep_whole)
     for module in (*model.layers.values(), model):
@@ -35,11 +27,7 @@ def shard(
 
 
 def prefetch_blocks(model: Decoder) -> None:
-    """Make each block prefetch the next block's parameters before it computes.
-
-    By default, the next block's parameters are gathered when the host reaches it, which is late if the host waited
-    within this block, such as for the numbers of tokens sent to experts. The backward pass prefetches by default.
-    """
+    """Make each block prefetch the next block's parameters before it computes."""
     for module, following in pairwise([model, *model.layers.values()]):
         assert isinstance(module, FSDPModule)
         parts = [following, *(part for part in following.modules() if isinstance(part, Experts))]
@@ -49,11 +37,7 @@ def prefetch_blocks(model: Decoder) -> None:
 def shard_experts(
     module: Experts, mesh: DeviceMesh, batches: int, policy: MixedPrecisionPolicy, *, keep_whole: bool
 ) -> None:
-    """Shard stacked experts by the hidden dimension, because there may be more ranks than experts per rank.
-
-    Their gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from. The mean is
-    therefore over ``batches``, the number of ranks whose losses are averaged, not over the ranks of ``mesh``.
-    """
+    """Shard stacked experts by the hidden dimension. ``batches``: the number of ranks whose losses are averaged."""
     fully_shard(
         module,
         mesh=mesh,
@@ -74,12 +58,8 @@ def compute_dtype(dtype: Dtype) -> torch.dtype:
 
 
 def precision_policy(plan: EnginePlan) -> MixedPrecisionPolicy:
-    """Return FSDP's policy for fp32 parameters: compute in bf16 (fp32 if the recipe does), reduce in ``reduce_dtype``.
-
-    Gradients are summed in that dtype over ranks and, unsharded, over micro-batches; shards that are reduced after each
-    micro-batch are summed in fp32. Inputs are not cast: hidden states have the dtype of parameters, and the tables of
-    rotary angles stay in fp32.
-    """
+    """Return FSDP's policy: compute in bf16 (fp32 if the recipe does), reduce in ``reduce_dtype``, do not cast
+    inputs."""
     dtype = plan.recipe.dtype
     if dtype is Dtype.FP32:
         return MixedPrecisionPolicy(cast_forward_inputs=False)

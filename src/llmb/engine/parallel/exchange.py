@@ -1,17 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data parallelism of ranks that hold parameters whole: they sum gradients, and exchange the pieces that each updates.
-
-    flat     | q | k | v | o | gate | up | down | norms | padding |   of a block, in the dtype that it computes in
-    pieces   |     rank 0    |     rank 1     |      rank 2     |   of equal size, wherever parameters end
-
-With ``--dp-sharding optimizer`` a rank has fp32 values and moments of its own piece only (ZeRO-1): gradients are
-reduced and scattered, and pieces are gathered once they are updated. With ``none`` every rank updates all parameters,
-and gradients are only reduced.
-
-Both exchanges overlap with computation. The gradients of a block are reduced while those of the blocks before it are
-computed, in the backward pass of a step's last micro-batch. Its updated pieces are gathered while the blocks before it
-run, in the forward pass of the next step's first micro-batch.
-"""
+"""Data parallelism of ranks that hold parameters whole: they sum gradients, and exchange the pieces that each
+updates."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,16 +22,16 @@ ALIGNED = 64
 
 
 class Peers(NamedTuple):
-    """Ranks that hold the same parameters.
-
-    pieces: the group of ranks that update different pieces. replicas: the group of ranks that update the same piece.
-    Each is None for a single rank. batches: the number of ranks whose losses are averaged. dtype: for gradient sums.
-    """
+    """Ranks that hold the same parameters; groups are None for a single rank."""
 
     pieces: Group | None
+    """Ranks that update different pieces."""
     replicas: Group | None
+    """Ranks that update the same piece."""
     batches: int
+    """Number of ranks whose losses are averaged."""
     dtype: torch.dtype
+    """Dtype of gradient sums."""
 
     @property
     def parts(self) -> int:
@@ -57,18 +46,17 @@ class Peers(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class RankPart:
-    """Elements of a parameter that this rank updates: from ``start`` to ``stop`` of its local shard, flattened.
-
-    values: fp32. weight: the parameter's elements that values are rounded to; None if values are these elements.
-    gradient: the mean over all ranks, from its reduction until the update; else None. All are [stop - start].
-    """
+    """Elements ``start`` to ``stop`` of a parameter's flattened local shard that this rank updates; tensors are [stop -
+    start]."""
 
     parameter: nn.Parameter
     start: int
     stop: int
     values: Tensor
     weight: Tensor | None
+    """The parameter's elements that ``values`` are rounded to; None if ``values`` are these elements."""
     gradient: Tensor | None = None
+    """Mean over all ranks, from its reduction until the update; else None."""
 
 
 class Held(NamedTuple):
@@ -81,11 +69,7 @@ class Held(NamedTuple):
 
 
 class Bucket:
-    """Parameters that are reduced and gathered together, one after the other in ``flat``, with padding at the end.
-
-    layer: the name of the parameters' block, if any. parts: the parts of parameters in this rank's piece; None if each
-    rank updates all parameters.
-    """
+    """Parameters that are reduced and gathered together, one after the other in ``flat``, with padding at the end."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], flat: Tensor, peers: Peers, layer: str | None) -> None:
         self.parameters, self.flat, self.peers, self.layer = parameters, flat, peers, layer
@@ -166,22 +150,17 @@ class Bucket:
 
 @dataclass(eq=False, slots=True)
 class Unit:
-    """Buckets that are reduced together: a block's, or all buckets of a stage outside of blocks.
-
-    sums: the gradients that products add to. passes: the number of remaining backward passes of the step; None once
-    the gradients are being reduced.
-    """
+    """Buckets that are reduced together: a block's, or all of a stage outside of blocks."""
 
     buckets: Sequence[Bucket]
     sums: Sequence[GradientSum]
+    """Gradients that products add to."""
     passes: int | None = None
+    """Number of remaining backward passes of the step; None once the gradients are being reduced."""
 
 
 class Reduction:
-    """Sums the gradients of this rank's stages over ranks, block by block, during the backward pass of earlier blocks.
-
-    The gradients of at most two units are copied at a time: while one copy is reduced, the next is made.
-    """
+    """Sums gradients over ranks, block by block, during the backward pass; copies of at most two units exist."""
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
@@ -192,7 +171,7 @@ class Reduction:
             unit.passes = micro_batches
 
     def count_pass(self, unit: Unit) -> None:
-        """Count a backward pass of the unit; start to reduce its gradients after the last backward pass of a step."""
+        """Count a backward pass; start to reduce the unit's gradients after the last one of a step."""
         if unit.passes is not None:
             unit.passes -= 1
             if unit.passes == 0:
@@ -221,24 +200,21 @@ class Reduction:
 
 @dataclass(eq=False, slots=True)
 class TrainedStage:
-    """A stage of the model, and what training needs for its parameters.
-
-    masters: fp32 masters, sharded like their parameters. buckets: the trained parameters to exchange with other ranks.
-    gradient_sums: the gradients that products add to. reduction: sums the gradients of all stages of this rank over
-    ranks; None if gradients are not exchanged here.
-    """
+    """A stage of the model, and its training state."""
 
     model: Decoder
     masters: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    """fp32 masters, sharded like their parameters."""
     buckets: list[Bucket] = field(default_factory=list)
+    """Trained parameters to exchange with other ranks."""
     gradient_sums: list[GradientSum] = field(default_factory=list)
+    """Gradients that products add to."""
     reduction: Reduction | None = None
+    """Sums the gradients of all stages of this rank; None if they are not exchanged here."""
 
     def held(self) -> Iterator[Held]:
-        """Yield this rank's values of each parameter: its part, the master, or the parameter itself.
-
-        Parameters that only other ranks update are omitted.
-        """
+        """Yield this rank's part, the master or the parameter itself, except parameters that only other ranks
+        update."""
         split = [bucket for bucket in self.buckets if bucket.parts is not None]
         own = {part.parameter: part for bucket in split for part in bucket.parts or ()}
         in_parts = {parameter for bucket in split for parameter in bucket.parameters}
@@ -278,7 +254,7 @@ def await_updates(buckets: Iterable[Bucket]) -> None:
 
 
 def enter(unit: Unit, reduction: Reduction, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Await updates before the forward pass of a unit's module; for a block, also mark the end of its backward pass."""
+    """Await updates before the forward pass; for a block, also mark the end of its backward pass."""
     await_updates(unit.buckets)
     return (BlockEntry.apply(inputs[0], unit, reduction), *inputs[1:]) if unit.buckets[0].layer else inputs
 
@@ -289,8 +265,7 @@ class _BlockEntryContext(FunctionCtx):
 
 
 class BlockEntry(torch.autograd.Function):
-    """Passes hidden states to a block, and counts its backward passes. Autograd has then computed all gradients of the
-    block: it first runs functions that were recorded later, and accumulates gradients of parameters before all else."""
+    """Passes hidden states to a block; its backward pass runs once autograd has computed all gradients of the block."""
 
     @staticmethod
     def forward(ctx: _BlockEntryContext, hidden: Tensor, unit: Unit, reduction: Reduction) -> Tensor:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expert and expert tensor parallelism: each rank holds some of the experts, or shards of them; tokens are exchanged.
-
-A token is sent to the ranks of its experts and back (EP; Lepikhin et al., 2021). If an expert is sharded over several
-ranks (ETP), each of these ranks receives all of the expert's tokens and computes a partial sum, as in Megatron-LM.
-"""
+"""Expert parallelism (Lepikhin et al., 2021), and expert tensor parallelism as in Megatron-LM: ranks exchange
+tokens."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -40,21 +37,22 @@ def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
 
 
 class Dispatch(NamedTuple):
-    """The exchange of rows with other ranks, to the experts and back.
-
-    sent, received: the number of rows to and from each rank of ep. gathered: the number of rows that each rank of etp
-    received. order: the permutation of gathered rows, which are ordered by rank, into the order of experts; back: its
-    inverse. counts: the number of gathered rows of each expert on this rank; host_counts: ``counts`` on the host.
-    """
+    """The exchange of rows with other ranks, to the experts and back."""
 
     ep: Group
     etp: Group
     sent: list[int]
+    """Number of rows to each rank of ``ep``."""
     received: list[int]
+    """Number of rows from each rank of ``ep``."""
     gathered: list[int]
+    """Number of rows that each rank of ``etp`` received."""
     order: Tensor
+    """Permutation of gathered rows, which are ordered by rank, into the order of experts."""
     back: Tensor
+    """Inverse of ``order``."""
     counts: Tensor
+    """Number of gathered rows of each expert on this rank."""
     host_counts: list[int]
 
     def on(self, device: torch.device) -> "Dispatch":
@@ -86,11 +84,8 @@ class Dispatch(NamedTuple):
 
 
 class ParallelExperts(Experts):
-    """Experts on several ranks, which exchange rows.
-
-    places: see ``rank_places``, [ep, etp]; None if numbers of rows depend on the tokens. With places, the number of
-    rows for each rank is known, and the host need not wait for the device to count them.
-    """
+    """Experts on several ranks, which exchange rows. ``places``: [ep, etp]; None if numbers of rows depend on the
+    tokens."""
 
     def __init__(self, full: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:
         nn.Module.__init__(self)
@@ -130,10 +125,7 @@ class ParallelExperts(Experts):
 
 
 def plan_dispatch(by_etp: Tensor, ep: Group, etp: Group) -> list[Dispatch]:
-    """Plan the exchange of each part from each rank's numbers of rows per expert, [etp, ep, parts, experts].
-
-    This waits for the device of ``by_etp``.
-    """
+    """Plan the exchange of each part from [etp, ep, parts, experts] numbers of rows; wait for their device."""
     # [etp, ep, parts, experts of all] -> [parts, etp, ep, owner, experts of the owner]
     blocks = by_etp.unflatten(-1, (ep.size, -1)).movedim(2, 0)
     mine = blocks[:, :, :, ep.rank]

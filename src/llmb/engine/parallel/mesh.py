@@ -35,16 +35,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank's place among all ranks. mesh: has ``DIMENSIONS``. For torchtitan, all four are the same mesh of all
-    ranks."""
+    """This rank's place among all ranks; for torchtitan, all four meshes are the same."""
 
     rank: int
     world_size: int
     device: torch.device
     mesh: DeviceMesh
     fsdp: DeviceMesh
-    """The ranks of dp and cp, which use the same parameters for different tokens: one dimension that shards them or,
-    with replicas, the dimensions ``replicate`` and ``shard``."""
+    """The ranks of dp and cp: one dimension or, with replicas, the dimensions ``replicate`` and ``shard``."""
     expert_mesh: DeviceMesh
     """All ranks, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
     expert_fsdp: DeviceMesh
@@ -113,10 +111,7 @@ Parts = tuple[tuple[int, ...], ...]
 
 
 class Groups:
-    """Creates process groups, equal ones only once, because each has a communicator that takes GPU memory.
-
-    So all dimensions with one rank share a group.
-    """
+    """Creates process groups, equal ones only once, because each has a communicator that takes GPU memory."""
 
     def __init__(self) -> None:
         world = dist.distributed_c10d._get_default_group()
@@ -207,11 +202,7 @@ def of_first_rank(give: Callable[[], Value], ranks: Ranks) -> Value:
 
 
 def leave_ranks() -> None:
-    """Wait for the other ranks, then disconnect: a process that exits early breaks collectives in progress.
-
-    All work must be done before this call. If disconnecting hangs, as it may if CUDA graphs hold communicators, the
-    process exits anyway.
-    """
+    """Wait for the other ranks, then disconnect; exit if that hangs. All work must be done before."""
     dist.barrier()
     sys.stdout.flush()
     deadline = threading.Timer(LONGEST_LEAVE_S, os._exit, (0,))

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward and backward passes of a step, over a whole model or, with pipeline parallelism, over stages.
-
-In a pipeline, each rank holds some of the model's stages, and sends their outputs to the rank of the next stage.
-
-Forward and backward passes alternate on a rank (1F1B; Narayanan et al., 2021, section 2.2). With virtual stages a
-rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
-"""
+"""The forward and backward passes of a step, in pipelines by 1F1B or interleaved 1F1B (Narayanan et al., 2021)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -41,11 +35,7 @@ class Passes(Protocol):
     def stages(self) -> Stages: ...
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
-        """Accumulate the gradients of the mean loss; return this rank's loss, 0-d fp64, or None if it has none.
-
-        count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A micro-batch's summed
-        loss divided by ``count`` is, on average, the mean loss of all labels.
-        """
+        """Accumulate gradients of the summed loss divided by ``count``; return this rank's loss, 0-d fp64, or None."""
 
 
 def build_passes(stages: list[TrainedStage], plan: EnginePlan, ranks: Ranks) -> Passes:
@@ -60,10 +50,7 @@ def build_passes(stages: list[TrainedStage], plan: EnginePlan, ranks: Ranks) -> 
 
 
 def set_gradient_sync(model: nn.Module, *, syncs_each: bool, is_last: bool) -> None:
-    """Make the next backward pass of a sharded model reduce its gradients, or accumulate them unsharded.
-
-    Replicas all-reduce their shards once a step, in any case.
-    """
+    """Make the next backward pass of a sharded model reduce its gradients, or accumulate them unsharded."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(syncs_each or is_last)
         model.set_requires_all_reduce(is_last)
@@ -129,10 +116,7 @@ def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
 
 
 class Lanes(NamedTuple):
-    """Groups of a pipeline's ranks for transfers from a stage to the next, and back; ``lane`` selects one.
-
-    A group performs its sends and receives in order: with one group, a receive would delay the sends after it.
-    """
+    """Groups for transfers to the next stage and back, by lane; with one group, receives would delay sends."""
 
     forward: Mapping[int, dist.ProcessGroup]
     backward: Mapping[int, dist.ProcessGroup]
@@ -156,19 +140,16 @@ def connect_lanes(layout: Layout, pp: DeviceMesh) -> Lanes:
 
 
 class Stage(PipelineStage):
-    """A stage that passes its model the inputs that the schedule cannot split by micro-batch, and has a group per lane.
-
-    Memory for received tensors is allocated on receipt and freed after use. torch's stages allocate it for all
-    micro-batches of a step: 15 GiB on a rank of Llama 3.1 405b on 512 GPUs. new_hidden: allocates hidden states of a
-    micro-batch. segments: by micro-batch, because their number differs.
-    """
+    """A stage with a group per lane, whose received tensors are allocated on receipt and freed after use."""
 
     lanes: Lanes
     new_hidden: Callable[..., Tensor]
+    """Allocates hidden states of a micro-batch."""
     micro_batch = 0
     positions: Tensor | None = None
     count: Tensor | float = 1.0
     segments: Sequence[DocumentSegments | None] = ()
+    """Segments of each micro-batch."""
     syncs_each = False
 
     def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)

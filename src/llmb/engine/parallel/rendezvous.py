@@ -1,22 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rendezvous of a run's processes, and their communication on the host: the store, and gloo groups.
-
-If llmb starts the ranks of one node, the store is a file that only its user can open. Otherwise the launcher chooses
-its address (but see ``listen``), and keys begin with an ID of the run, so that no rank reads the keys of another run.
-
-Gloo is registered with torch as a separate backend that has one thread per process group. By default,
-``ProcessGroupGloo`` runs two threads per group, which race: each assigns the name of the collective that it has
-completed to the same string, without a lock (torch 2.11 and 2.13). Names longer than 15 characters are on the heap, so
-alternating all-gathers and reduce-scatters on one group, as in sequence parallelism, occasionally write to freed memory
-and abort the process. A group's collectives run one after the other anyway, so a single thread has no measurable cost.
-
-The groups of a process also share one device per network interface. torch would create a device for each group, with a
-thread that wakes up 100 times per second, and a process can have about ten groups. torch would also bind it to the
-address of the host's name, which on Debian is a loopback address that other nodes cannot reach; see ``route_address``.
-
-torch passes no options to its own ``gloo``, but calls our function for the registered backend wherever it creates a
-group: for the world, meshes, flattened meshes and FSDP.
-"""
+"""The rendezvous of a run's processes, and gloo with one thread per group: torch's two race (2.11 and 2.13)."""
 
 import errno
 import ipaddress
@@ -52,7 +35,7 @@ UNTIL_REMOVED = -1
 BACKLOG = 4096
 """Maximum number of connections of ranks that wait to be accepted."""
 FILES_PER_RANK = 4
-"""Open files per rank in the process that hosts the store: for the rank's groups, heartbeat and NCCL, and a spare."""
+"""Open files per rank in the process that hosts the store."""
 
 
 def host_store() -> Store:
@@ -62,8 +45,8 @@ def host_store() -> Store:
 
 
 def announce_folder(store: Store, folder: Path) -> None:
-    """Announce the run's folder, the variables that its plan sets and whether this rank was to be bound to cores, to
-    ranks that another launcher has started."""
+    """Announce the run's folder, its plan's variables and whether ranks are bound to cores, to ranks of another
+    launcher."""
     names = os.environ.get("LLMB_RANK_VARIABLES", "").split(",")
     variables = {name: os.environ[name] for name in names if name in os.environ}
     announced = {"folder": str(folder), "variables": variables, "binds": "LLMB_BINDING" in os.environ}
@@ -71,11 +54,8 @@ def announce_folder(store: Store, folder: Path) -> None:
 
 
 def announced_folder() -> tuple[Path, dict[str, str], bool]:
-    """Return the folder and the variables of the run, and whether to bind ranks, as soon as rank 0 announces them.
-
-    Only ``HARMLESS`` variables are accepted, because the store may be another user's. Raise
-    EnvironmentProblem if rank 0 announces nothing within ``PATIENCE``.
-    """
+    """Return the run's folder, variables and whether to bind ranks; raise EnvironmentProblem unless rank 0 announces
+    them within ``PATIENCE``."""
     try:
         announced = json.loads(connect(PATIENCE).get(FOLDER))
         variables = {name: str(value) for name, value in announced["variables"].items() if HARMLESS.fullmatch(name)}
@@ -119,8 +99,7 @@ def store_host() -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Listen on ``address``, or on all interfaces if this node does not have that address (network address translation)
-    or if it is a host's name that resolves to loopback, as on Debian. Raise EnvironmentProblem if that fails."""
+    """Listen on ``address`` or, if necessary, on all interfaces; raise EnvironmentProblem if that fails."""
     try:
         return _listen(address, port)
     except OSError as error:
@@ -171,10 +150,7 @@ def ranks_of_node(world_size: int) -> int:
 
 
 class Hosts:
-    """Groups that exchange values of all ranks in host memory: within nodes, between the nodes' first ranks, and back.
-
-    A single group would connect each rank with every other one, and forward the values once per rank.
-    """
+    """Groups that exchange values of all ranks in host memory: within nodes, and between the nodes' first ranks."""
 
     def __init__(
         self, rank: int, world_size: int, per_node: int, description: str, timeout: timedelta | None = None
@@ -203,8 +179,8 @@ class Hosts:
         return gathered
 
     def ask(self, give: Callable[[], Given], decide: Callable[[list[Given]], Sequence[Answer]]) -> Answer:
-        """Call ``give`` on all ranks, then ``decide`` on rank 0 with all values, for one answer per rank; return this
-        rank's answer. Raise OSError on all ranks if ``give`` or ``decide`` raises it on any. A collective."""
+        """Gather ``give`` of all ranks, and return this rank's answer from ``decide`` on rank 0. A collective;
+        propagates OSError."""
         try:
             mine: Given | OSError = give()
         except OSError as error:
@@ -280,6 +256,7 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
 
 @cache
 def _devices(interfaces: str) -> list[Any]:
+    """Shared by all groups: torch would create one per group, with a thread that wakes up 100 times per second."""
     gloo: Any = dist.ProcessGroupGloo
     if named := [gloo.create_device(interface=name) for name in interfaces.split(",") if name]:
         return named
@@ -292,11 +269,7 @@ ELSEWHERE = "203.0.113.1"
 
 
 def route_address(environ: Mapping[str, str]) -> str | None:
-    """Return this node's address on the route to rank 0; None without MASTER_ADDR or a route.
-
-    If MASTER_ADDR is a name that resolves to loopback here, and other nodes may have ranks, return the address on the
-    default route instead.
-    """
+    """Return this node's address on the route to rank 0; None without MASTER_ADDR or a route."""
     master = environ.get("MASTER_ADDR", "")
     address = _source_address(master) if master else None
     one_node = environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE") or _is_loopback(master)

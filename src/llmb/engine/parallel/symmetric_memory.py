@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's symmetric memory, in which the GPUs of a host read each other's memory: the workspace of fused operators.
-
-The operators are called in ``model.linear`` and ``precision.fp8_layers``.
-"""
+"""torch's symmetric memory, in which a host's GPUs read each other's memory: the workspace of fused operators."""
 
 from collections.abc import Iterable
 
@@ -21,17 +18,14 @@ from llmb.readers.samples.host import host_name
 from llmb.runs.plan import EnginePlan
 
 TRIED = 256
-"""Number of rows of a rank's shard, of inputs and of outputs of the products that are tried before the first step."""
+"""Number of rows, inputs and outputs of a rank's products that are tried before the first step."""
 TOLERANCE = 0.02
 """The largest permitted difference of a result, relative to the sum of its expected value and the largest one."""
 
 
 def prepare_fused_products(plan: EnginePlan, ranks: Ranks) -> None:
-    """Allocate the workspace of fused operators and try them, if the plan uses them. A collective.
-
-    Raise EnvironmentProblem if the installed torch lacks them, tensor-parallel ranks are on several hosts, their GPUs
-    cannot share memory, or results are wrong.
-    """
+    """Allocate the workspace of fused operators and try them, if used; raise EnvironmentProblem if unusable. A
+    collective."""
     if not plan.compute_path.fuses_tp:
         return
     check_names(FUSED)
@@ -67,7 +61,7 @@ def why_not_fused(plan: EnginePlan, group: Group, device: torch.device) -> str |
 
 
 def products(plan: EnginePlan, group: Group, device: torch.device) -> Tensor:
-    """Return products after a gather and before a scatter: in bf16, and in FP8 if the run uses it without emulation."""
+    """Return products after a gather and before a scatter, in bf16 and, if used without emulation, in FP8."""
     random = torch.Generator(device).manual_seed(group.rank)
     shard, matrix = (
         torch.randn(1, TRIED, TRIED, device=device, dtype=torch.bfloat16, generator=random) for _ in range(2)

@@ -1,15 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor and sequence parallelism (Megatron-LM; Korthikanti et al., 2022).
-
-Attention is sharded by heads, dense feed-forward layers by inner features, and embedding, head and loss by the
-vocabulary. With sequence parallelism, every rank holds only its shard of the sequence between these layers, so that
-norms and the residual stream are sharded too; products gather the sequence (``model.linear``). Without it, all ranks
-compute the same values between these layers. A router is replicated, and routes the tokens of its rank's shard of the
-sequence; experts have their own mesh.
-
-Parameters are DTensors, which the optimizer, gradient clipping, FSDP and checkpoints support; the forward pass uses
-local tensors.
-"""
+"""Tensor and sequence parallelism (Megatron-LM; Korthikanti et al., 2022)."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,10 +37,8 @@ PER_HEAD = ("q_norm", "k_norm")
 
 
 class Boundary(NamedTuple):
-    """Transitions into and out of layers sharded by features; elsewhere a rank may hold only its shard of a sequence.
-
-    With sequence parallelism: Korthikanti et al., 2022, section 4.2. Without: Shoeybi et al., 2019, section 3.
-    """
+    """Boundaries of sharded layers: Korthikanti et al., 2022, section 4.2; without sequence parallelism, Shoeybi et
+    al., 2019, section 3."""
 
     group: Group
     sequence_parallel: bool
@@ -106,12 +94,8 @@ class VocabularyShard(Vocabulary):
 def apply_tensor_parallel(
     model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool, sums_in_products: bool = False, fused: bool = False
 ) -> None:
-    """Shard ``model`` in place over the ranks of ``mesh``; it then returns logits of this rank's vocabulary shard.
-
-    A stage without an embedding takes, and a stage without a head returns, hidden states of this rank's shard of the
-    sequence, or of the full sequence without ``sequence_parallel``. sums_in_products: products whose results are summed
-    over ranks do this themselves, so that gradients are cast before they are gathered. fused: see ``Group``.
-    """
+    """Shard ``model`` in place over ``mesh``; it then returns logits of this rank's vocabulary shard. ``fused``: see
+    ``Group``."""
     if mesh.size() == 1:
         return
     boundary = Boundary(group_of(mesh)._replace(fused=fused), sequence_parallel)
@@ -151,10 +135,7 @@ def connect(module: nn.Module, path: str, boundary: Boundary) -> None:
 
 
 def placement_of(path: str) -> Placement:
-    """Return the placement of the parameters of the module at ``path``.
-
-    An adapter's ``a`` is sharded if the layer's inputs are, and its ``b`` if the layer's outputs are.
-    """
+    """Return the placement of the parameters of the module at ``path``."""
     *_, layer, kind, name = ("", "", *path.split("."))
     if kind != OWN:
         return Shard(SHARDED_DIM[name]) if name in SHARDED_DIM else Replicate()

@@ -34,11 +34,8 @@ from llmb.runs.plan import EnginePlan, Plan
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    """Convert attention and feed-forward layers to FP8. Call it after expert and before tensor parallelism.
-
-    Do nothing without an FP8 recipe. Cast weights are kept for a step if parameters stay gathered that long. Raise
-    EnvironmentProblem if the GPU has no FP8 and emulation was not requested.
-    """
+    """Convert attention and feed-forward layers to FP8, if planned, between expert and tensor parallelism. Raise
+    EnvironmentProblem if unsupported."""
     if plan.fp8_recipe is None:
         return
     product_dtype = fp8_product(plan.device, emulate=plan.emulate_fp8).dtype
@@ -79,13 +76,13 @@ def check_device(device: torch.device) -> None:
 
 
 def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[Block]:
-    """Return the blocks to convert: all, or with the recipe ``current`` all but the first and the last of the model."""
+    """Return the blocks to convert: all or, with the recipe ``current``, all but the model's first and last."""
     ends = (0, stage.model.layers - 1) if plan.fp8_recipe == "current" else ()
     return [stage.block(number) for number in stage.layers if int(number) not in ends]
 
 
 class Layer(NamedTuple):
-    """One matrix, or one stack of matrices, to compute in FP8. shares: a key, equal for layers that share scales."""
+    """One matrix or stack of matrices to compute in FP8; layers that share scales have an equal ``shares``."""
 
     shares: tuple[int, str]
     owner: nn.Module
@@ -127,8 +124,7 @@ def join_casts(block: nn.Module) -> None:
 
 
 def cast_attention_again(block: nn.Module) -> None:
-    """Make output projections cast their input again in the backward pass: attention saves it in bf16 anyway, and a
-    pipeline would hold the cast for many micro-batches. Casting again takes about 0.05 % of a step."""
+    """Make output projections cast their input again in the backward pass, instead of saving the cast."""
     for module in block.modules():
         if isinstance(module, Attention) and isinstance(module.o_proj, Fp8Linear):
             module.o_proj.casts_again = True
@@ -180,9 +176,7 @@ def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
 
 @contextmanager
 def fp8_step(stages: Sequence[TrainedStage], number: int) -> Iterator[None]:
-    """Find the weights' largest magnitudes before a step's passes; update delayed scales after the passes. With current
-    scaling, set the weights' scales before the passes. Frozen weights are measured only once, and their casts are kept.
-    """
+    """Measure weights before a step's passes, and set scales: current ones before, delayed ones after the passes."""
     layers = fp8_layers(stage.model for stage in stages)
     if not layers:
         yield
@@ -239,10 +233,8 @@ def reduce_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor | None:
-    """Return the fields of ``Fp8Counts`` for the last step and the full model, [2] fp64, on the device.
-
-    Return None without FP8, or for a rank that is alone. A collective of all ranks.
-    """
+    """Return the last step's fields of ``Fp8Counts``, [2] fp64 on the device; None without FP8 or other ranks. A
+    collective."""
     if plan.fp8_recipe is None or ranks.alone:
         return None
     layers = fp8_layers(stages)

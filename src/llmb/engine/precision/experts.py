@@ -43,12 +43,8 @@ def expert_products(
     product_dtype: str,
     grouped: bool = False,
 ) -> Tensor:
-    """Return the products of each expert's rows with its matrix: [n, outputs] bf16.
-
-    rows: the rows of all experts in order, [n, inputs]. matrices: transposed, [experts, outputs, inputs]. counts: the
-    number of rows of each expert. fast, product_dtype: see ``multiply``. grouped: one product for all experts if torch
-    supports it, see ``supports_grouped``. Inverses: see ``Scaled``.
-    """
+    """Return each expert's rows, [n, inputs], times its transposed matrix, [experts, outputs, inputs]: [n, outputs]
+    bf16."""
     if grouped and supports_grouped(rows, matrices):
         return grouped_product(rows, rows_inverse, matrices, matrices_inverse, counts, fast)
     results = rows.new_empty((len(rows), matrices.shape[1]), dtype=torch.bfloat16)
@@ -96,10 +92,8 @@ def expert_weight_gradients(
     counts: Sequence[int],
     product_dtype: str,
 ) -> Tensor:
-    """Return the gradients of the experts' matrices: [experts, inputs, outputs] bf16.
-
-    rows, gradients: inputs and gradients of outputs, of all experts in order, transposed: [inputs, n], [outputs, n].
-    """
+    """Return gradients of the experts' matrices, [experts, inputs, outputs] bf16, from transposed [inputs, n] and
+    [outputs, n]."""
     results = rows.new_empty((len(counts), len(rows), len(gradients)), dtype=torch.bfloat16)
     groups = zip(*(torch.split(part, list(counts), 1) for part in (rows, gradients)), results, strict=True)
     for inputs, outputs, result in groups:
@@ -139,10 +133,7 @@ def _fits(matrix: Tensor) -> bool:
 
 
 class Fp8Stack(Fp8Matrix):
-    """Multiplies rows in FP8 by a stack of matrices of ``experts``, [experts, inputs, outputs].
-
-    The host must know the experts' numbers of rows. groups: the argument ``grouped`` of ``expert_products``.
-    """
+    """Multiplies rows in FP8 by a stack of matrices; the host must know the experts' numbers of rows."""
 
     groups = False
 
@@ -192,10 +183,7 @@ class _StackContext(Context):
 
 
 class _Fp8GroupedProduct(torch.autograd.Function):
-    """y = x w, dx = dy w^T, dw = x^T dy for the rows of each expert.
-
-    x: [n, inputs], w: [experts, inputs, outputs], y: [n, outputs].
-    """
+    """y = x w, dx = dy w^T, dw = x^T dy for the rows of each expert."""
 
     @staticmethod
     def forward(
@@ -232,10 +220,8 @@ def fp8_products(experts: Experts, rows: Tensor, counts: list[int], part: int) -
 
 
 def fused_fp8_products(experts: Experts, rows: Tensor, counts: list[int], part: int) -> Tensor:
-    """Return the result of ``fp8_products``, but cast activations and their gradients as they are computed.
-
-    This requires trained matrices, and delayed scaling, with which the scales are known in advance.
-    """
+    """Return ``fp8_products`` with activations cast as they are computed; requires trained matrices and delayed
+    scaling."""
     first, last = stacks = fp8_stacks(experts)
     probes = first.probes[part], last.probes[part]
     outputs: Tensor = _Fp8Experts.apply(rows, first.matrix(), last.matrix(), *probes, stacks, counts)
@@ -256,10 +242,7 @@ class _ExpertsContext(Context):
 
 
 class _Fp8Experts(torch.autograd.Function):
-    """Two ``_Fp8GroupedProduct`` with SwiGLU between them: rows [n, hidden] in and out.
-
-    first_weights: [experts, hidden, 2 * features], last_weights: [experts, features, hidden].
-    """
+    """Two ``_Fp8GroupedProduct`` with SwiGLU between them: rows [n, hidden] in and out."""
 
     @staticmethod
     def forward(

@@ -1,14 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers in FP8: matrices, alone or joined. If weights are trained and scaling is delayed, so that scales are known in
-advance, some modules cast values as they compute them:
-
-- MLPs cast the results of the activation.
-- Attention casts the gradients of query, key and value while it rotates them back.
-
-``apply`` replaces layers, or the classes of modules, in place, so that parameters keep their names. Products are
-autograd functions of one weight, or of several stacked ones. If their input is a shard of the sequence, they gather it
-in FP8, as bytes (see ``model.linear``).
-"""
+"""Layers in FP8: matrices, alone or joined, whose products gather sharded inputs as FP8 bytes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,32 +37,27 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class ProductKind(NamedTuple):
-    """The arguments of a product that are constants in compiled code.
-
-    group: the ranks that each hold a shard of the sequence, which the product gathers; None if the input is whole.
-    summed_over: see ``Linear``. batch: the number of sequences in the rows. casts_again: True if the backward pass
-    casts ``hidden`` again, for the gradients of weights. outputs: the number of outputs of each weight.
-    """
+    """The arguments of a product that are constants in compiled code."""
 
     delayed: bool
     product_dtype: ProductDtype
     activation: Activation | None
     group: Group | None
+    """Ranks that each hold a shard of the sequence; None if the input is whole."""
     summed_over: Group | None
     batch: int
+    """Number of sequences in the rows."""
     casts_again: bool
+    """True if the backward pass casts ``hidden`` again, for the gradients of weights."""
     outputs: tuple[int, ...]
+    """Number of outputs of each weight."""
 
 
 class Operands(NamedTuple):
-    """The operands of a product of [rows, inputs] and the transposes of weights, [outputs, inputs] each.
-
-    hidden: the input before its cast, used for its gradient, and for its values if they are cast again. probe: see
-    ``LayerScales``. values, transposed, amax: the input in FP8, see ``Cast``. kept: the weights in FP8 as one matrix,
-    [sum of outputs, inputs], and its transpose; None if they are cast at every use.
-    """
+    """The operands of a product of [rows, inputs] and the transposes of weights, [outputs, inputs] each."""
 
     hidden: Tensor
+    """Input before its cast, for its gradient and for casting it again."""
     probe: Tensor
     kind: ProductKind
     weights: Sequence[Tensor]
@@ -80,6 +66,7 @@ class Operands(NamedTuple):
     amax: Tensor
     factors: Factors
     kept: tuple[Tensor, Tensor] | None
+    """Weights in FP8, [sum of outputs, inputs], and their transpose; None if they are cast at every use."""
 
 
 class Fp8Context(Context):
@@ -89,10 +76,8 @@ class Fp8Context(Context):
 
 
 def apply_to(function: type[Function], operands: Operands, *more: object) -> Any:  # noqa: ANN401 (what its ``forward`` returns)
-    """Call ``function`` with one argument per operand: autograd does not find tensors within records.
-
-    No two operands may be the same tensor: that would break the compiler's graph.
-    """
+    """Call ``function`` with one argument per operand, because autograd finds no tensors in records. Operands must be
+    different tensors."""
     hidden, probe, kind, weights, *tensors, factors, kept = operands
     return function.apply(hidden, probe, kind, *weights, *tensors, *factors.numbers, *(kept or (None, None)), *more)
 
@@ -119,22 +104,21 @@ def needed_gradients(ctx: Fp8Context) -> tuple[bool, bool]:
 
 
 class Saved(NamedTuple):
-    """The tensors that the backward pass reads.
-
-    rows: the input's transpose, or its values if they are gathered again, or the input itself if it is cast again; None
-    without trained weights. amax: of the input. matrices: the kept weights, transposed, or else the uncast weights.
-    more: further tensors of the function.
-    """
+    """The tensors that the backward pass reads."""
 
     rows: Tensor | None
+    """The input's transpose, its values to gather again, or the uncast input; None without trained weights."""
     amax: Tensor
+    """Largest absolute value of the input."""
     factors: Factors
     matrices: Sequence[Tensor]
+    """Kept weights, transposed, or else the uncast weights."""
     more: Sequence[Tensor]
+    """Further tensors of the function."""
 
 
 def forward(operands: Operands) -> Tensor:
-    """Return the product y = x w^T, [rows, sum of outputs] bf16, or this rank's shard of the sum over ranks."""
+    """Return y = x w^T, [rows, sum of outputs] bf16, or this rank's shard of the sum over ranks."""
     kind, (factor, weight_factor, _) = operands.kind, operands.factors
     matrix = operands.kept[0] if operands.kept else cast_weights(operands.weights, weight_factor.scale)
     rows, columns = Scaled(operands.values, factor.inverse), Scaled(matrix, weight_factor.inverse).mT
@@ -205,8 +189,7 @@ def transposed_weights(ctx: Fp8Context, saved: Saved) -> Tensor:
 
 
 def backward(ctx: Fp8Context, saved: Saved, gradient: Cast, to_hidden: Tensor | None = None) -> Gradients:
-    """Return the gradients of all arguments of the product: dx = dy w, dw = dy^T x. gradient: dy in FP8. to_hidden: dx
-    if it is already computed."""
+    """Return the gradients of all arguments: dx = dy w, dw = dy^T x. ``gradient``: dy in FP8."""
     kind, rows, transposed = ctx.kind, saved.rows, gradient.transposed
     (scale, inverse), factor, _ = saved.factors
     has_gradient, _ = needed_gradients(ctx)
@@ -244,10 +227,7 @@ def gradient_product(left: Tensor, left_inverse: Tensor, right: Tensor, right_in
 def _cast_product(
     transposed: Tensor, inverse: Tensor, rows: Tensor, scale: Tensor, rows_inverse: Tensor, dtype: str
 ) -> Tensor:
-    """Cast ``rows``, and return the ``gradient_product`` of ``transposed`` with them.
-
-    Compiled code treats this as one operator: otherwise the compiler would cast in the forward pass and save the cast.
-    """
+    """One operator in compiled code: otherwise the compiler would cast in the forward pass and save the cast."""
     cast_rows = elementwise.cast_both_ways(rows, scale, FORMATS[INPUT])[1]
     return gradient_product(transposed, inverse, cast_rows, rows_inverse, dtype).contiguous()
 
@@ -324,10 +304,7 @@ def without_gradients(ctx: FunctionCtx, *outputs: Tensor) -> None:
 
 
 class ProductFunction(torch.autograd.Function):
-    """The product, [rows, sum of outputs] bf16; if it is summed over ranks, this rank's shard: [batch, seq, outputs].
-
-    The gradient of a shard is cast before it is gathered, with the same result as after it, because ranks share scales.
-    """
+    """The product, [rows, sum of outputs] bf16, or this rank's shard of a sum over ranks, [batch, seq, outputs]."""
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
@@ -352,10 +329,7 @@ class ProductFunction(torch.autograd.Function):
 
 
 class Fp8Activated(torch.autograd.Function):
-    """The product, without a gradient, and a placeholder for its activation, with a gradient but without values.
-
-    So the gradient of the product is never stored in bf16. This requires trained weights and delayed scaling.
-    """
+    """The product, and its activation as a placeholder without values; requires trained weights and delayed scaling."""
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 (torch's interface)
@@ -381,10 +355,7 @@ class Fp8Activated(torch.autograd.Function):
 
 
 class Fp8Rotated(torch.autograd.Function):
-    """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
-
-    The arguments are the operands, as passed by ``apply_to``, the fields of ``Rotation``, and head_dim.
-    """
+    """Rotated query and key, and value: [batch, seq, heads, head_dim] each."""
 
     @staticmethod
     def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
@@ -413,23 +384,17 @@ class Fp8Rotated(torch.autograd.Function):
 
 
 class CastInput(NamedTuple):
-    """A layer's input that is already cast.
-
-    hidden: represents the input in autograd's graph, [..., inputs]; its values are read only if they are cast again.
-    """
+    """A layer's input that is already cast; ``hidden``, [..., inputs], represents it in autograd's graph."""
 
     hidden: Tensor
     cast: Cast
 
 
 class Fp8Linear(Fp8Matrix, Linear):
-    """The layer ``whole``, computed in FP8: [..., inputs] to [..., outputs], bf16.
-
-    casts_again: True if the backward pass casts the input again, for an input that is saved in bf16 anyway; otherwise
-    the cast is saved.
-    """
+    """The layer ``whole`` in FP8: [..., inputs] to [..., outputs], bf16."""
 
     casts_again = False
+    """True if the backward pass casts the input again, instead of saving the cast."""
 
     def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         nn.Module.__init__(self)
@@ -451,12 +416,10 @@ class Fp8Linear(Fp8Matrix, Linear):
 
 
 class Fp8Joined(Joined):
-    """Layers with the same input, which is cast once, for one product. They share their scales.
-
-    kept: the cast weights of all layers as one matrix, see ``Fp8Matrix``; each layer keeps its part of it.
-    """
+    """Layers with the same input, which is cast once, for one product, and with the same scales."""
 
     kept: Kept | None = None
+    """Cast weights of all layers as one matrix; each layer keeps its part of it."""
 
     @property
     def layers(self) -> tuple[Fp8Linear, ...]:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of FP8 tensors, casts with them, and products of cast tensors.
-
-A scale is the factor by which a tensor is multiplied before its cast. Delayed scaling computes it from the largest
-values of earlier steps (Micikevicius et al., 2022, as in TransformerEngine), current scaling from the tensor itself.
-"""
+"""Scales of FP8 tensors, casts and products, with delayed (Micikevicius et al., 2022, as in TransformerEngine) or
+current scaling."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -68,22 +65,19 @@ class Scaled(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """A layer's input or gradient, [rows, columns], in FP8.
-
-    transposed: None if no product needs it. amax: the largest absolute value before the cast, 0-d fp32.
-    """
+    """A layer's input or gradient, [rows, columns], in FP8."""
 
     values: Tensor
     transposed: Tensor | None
+    """None if no product needs it."""
     inverse: Tensor
     amax: Tensor
+    """Largest absolute value before the cast, 0-d fp32."""
 
 
 def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float) -> Tensor:
-    """Return the scale, at most ``LARGEST_SCALE``, that maps ``amax`` to ``largest``, the format's largest value.
-
-    If ``amax`` is zero or not finite, return ``otherwise``. All are fp32.
-    """
+    """Return the scale, at most ``LARGEST_SCALE``, from ``amax`` to ``largest``; ``otherwise`` if ``amax`` is zero or
+    not finite. All fp32."""
     # torch divides a number by a tensor by multiplying with the reciprocal, which rounds twice.
     dividend = largest if isinstance(largest, Tensor) else torch.full_like(amax, largest)
     scale = (dividend / amax).clamp(max=LARGEST_SCALE)
@@ -93,11 +87,8 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
 def cast_tensor(
     values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True, group: Group | None = None
 ) -> Cast:
-    """Cast a layer's input or gradient, [rows, columns], to its format. which: ``INPUT`` or ``GRADIENT``.
-
-    factor: the scale to use with delayed scaling; current scaling computes it from the values. group: the ranks that
-    together hold the rows, if this rank does not hold all of them.
-    """
+    """Cast a layer's ``INPUT`` or ``GRADIENT``, [rows, columns]. Only delayed scaling uses ``factor``; ``group``:
+    ranks that share the rows."""
     dtype, (scale, inverse) = FORMATS[which], factor
     if not delayed:
         largest = largest_value(values)
@@ -110,12 +101,8 @@ def cast_tensor(
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
-    """Return the product of the unscaled matrices, [m, k] and [k, n], rounded to bf16.
-
-    left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulate with
-    fewer bits if the device can. product_dtype: the dtype to which both matrices are cast, without loss. With bf16 the
-    result is rounded twice, before and after it is divided by the scales; with any other, once.
-    """
+    """Return the unscaled product of row-major [m, k] and column-major [k, n], in bf16. ``fast`` allows less accurate
+    accumulation."""
     rows, columns = left.values.shape[0], right.values.shape[1]
     if not left.values.numel() or not right.values.numel():
         return left.values.new_zeros(rows, columns, dtype=torch.bfloat16)
@@ -144,14 +131,7 @@ def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
 
 
 class Scales:
-    """Scales and largest absolute values of the layers' ``INPUT``, ``WEIGHT`` and ``GRADIENT``: [layers, 3] fp32.
-
-    amax: of the current step. history: of the latest steps, [layers, 3, ``length``], in any order.
-    counts: the numbers of saturated tensors and of tensors with non-finite values in the last step, [2] int64.
-    frozen_weights: the largest absolute values of weights that do not change, [layers]; None until they are known.
-    group: the ranks whose parts of these tensors share a scale.
-    leaders: for each layer, the first of the layers with which it shares scales; by default the layer itself.
-    """
+    """Scales and largest absolute values of the layers' ``INPUT``, ``WEIGHT`` and ``GRADIENT``: [layers, 3] fp32."""
 
     def __init__(
         self,
@@ -169,10 +149,14 @@ class Scales:
         self.factors = torch.ones(layers, 3, 2, 4, device=device)
         self.amax = torch.zeros(layers, 3, device=device)
         self.history = torch.zeros(layers, 3, length if delayed else 0, device=device)
+        """Largest absolute values of the latest steps, [layers, 3, length], in any order."""
         self.frozen_weights: Tensor | None = None
+        """Largest absolute values of frozen weights, [layers]; None until they are known."""
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)
+        """Numbers of saturated tensors and of tensors with non-finite values in the last step, [2] int64."""
         self.largest, self.overflow = (torch.tensor(values, device=device) for values in (LARGEST, OVERFLOW))
         self.leaders = torch.tensor(leaders or range(layers), dtype=torch.int64, device=device)
+        """For each layer, the first of the layers with which it shares scales."""
         self.leads = self.leaders == torch.arange(layers, device=device)
 
     def of_all(self, values: Tensor) -> Tensor:
@@ -201,11 +185,7 @@ class Scales:
         self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
-        """Update the counts and, with delayed scaling, the scales after a step; reset the all-reduced ``amax``.
-
-        A scale follows from the largest value in the history, a ring buffer. Tensors of layers that share scales count
-        as one.
-        """
+        """Update the counts and, with delayed scaling, the scales after a step; reset the all-reduced ``amax``."""
         amax = self.of_all(self.amax)
         finite, leads = amax.isfinite(), self.leads.unsqueeze(-1)
         self.counts[1] = (~finite & leads).sum()
@@ -217,11 +197,8 @@ class Scales:
 
 
 class LayerScales:
-    """One layer's part of ``Scales``, with a hook that records largest values.
-
-    ``probe`` is an operand of the layer's product that does not affect the result. In each backward pass its "gradient"
-    holds the largest values of input and gradient, so that compiled or recomputed passes have no side effects.
-    """
+    """One layer's part of ``Scales``. ``probe`` receives largest values as its gradient, so that passes have no side
+    effects."""
 
     def __init__(self, scales: Scales, number: int) -> None:
         self.scales, self.delayed = scales, scales.delayed
@@ -249,10 +226,7 @@ Kept = tuple[Tensor, Tensor]
 
 
 class Fp8Matrix(nn.Module):
-    """A matrix, or a stack of them, that is multiplied in FP8.
-
-    kept: the cast weight; None if the weight is cast at every use.
-    """
+    """A matrix, or a stack of them, that is multiplied in FP8. ``kept``: the cast weight, or None."""
 
     def set_scales(self, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:
         self.layer_scales, self.product_dtype = layer_scales, product_dtype

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a checkpoint of tensors that do not fit in memory, chunk by chunk in several processes, and can resume.
-
-The format is that of torch.distributed.checkpoint, saved by a single rank. Its own save is not used: FileSystemWriter
-holds the tensors of a file in memory until the file is complete, and writes their places in the files only at the end,
-so that a killed save could not be resumed.
-"""
+"""Writes checkpoints in torch.distributed.checkpoint's format, resumably and chunk by chunk: its own save holds a
+file's tensors in memory."""
 
 import json
 import multiprocessing
@@ -118,11 +114,8 @@ PARENT_GONE = 1
 def write_in_processes(
     write: Callable[[WeightFile], FinishedFile], files: Sequence[WeightFile], processes: int
 ) -> Iterator[FinishedFile]:
-    """Write ``files`` in up to this many processes, and yield each when it is finished.
-
-    Raise the first error of a process once all other processes have finished the files assigned to them, and RunFailed
-    if a process was killed.
-    """
+    """Write ``files`` in up to ``processes`` processes; yield finished ones. Raise a process's first error, or
+    RunFailed if killed."""
     processes = min(processes, len(files))
     if processes < 2:
         yield from map(write, files)
@@ -161,8 +154,8 @@ class ChunkSource(Protocol):
 
 
 def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Write ``weights`` in the job's folder, except the files that an earlier attempt finished.
-    Raise UsageError for an unusable source, EnvironmentProblem if writing fails, RunFailed if a process is killed."""
+    """Write ``weights``, except finished files; raise UsageError (unusable source), EnvironmentProblem (failed
+    writing) or RunFailed (killed process)."""
     folder, parameters = Path(job.folder), source.parameters
     planned = plan_files(parameters, job.largest_file_bytes)
     try:
@@ -201,7 +194,7 @@ class FileWriter:
     source: ChunkSource
 
     def __call__(self, file: WeightFile) -> FinishedFile:
-        """Write a file and return once it is on disk; raise OSError if that fails, UsageError for an unusable chunk."""
+        """Write a file to disk; raise OSError if that fails, UsageError for an unusable chunk."""
         path, places = self.folder / file.name, []
         path.unlink(missing_ok=True)  # a process of a killed import may still be writing it
         with ChecksumWriter(path) as stream:

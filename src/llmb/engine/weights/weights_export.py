@@ -61,11 +61,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
-    """Write weights, an index if needed, and the configuration, with one file's tensors in memory at a time.
-
-    Raise UsageError if the checkpoint cannot be read, does not match its model or has values that are not finite,
-    EnvironmentProblem if the weights cannot be written, and OSError if another file cannot be written.
-    """
+    """Write weights, index and configuration. Raise UsageError for an unusable checkpoint, EnvironmentProblem or
+    OSError if writing fails."""
     folder, dtype = Path(job.folder), DTYPES[job.dtype]
     shapes = parameter_shapes(job.model)
     reader = CachedReader(Path(job.checkpoint) / WEIGHTS)
@@ -109,8 +106,7 @@ class LowRank(NamedTuple):
 
 
 def read_adapters(path: Path, shapes: Mapping[str, Shape], lora: Lora) -> dict[str, LowRank]:
-    """Return the adapters in the checkpoint at ``path``, in fp32, by layer. shapes: shapes of the base's parameters.
-    Raise UsageError if an adapter is missing or cannot be read."""
+    """Return a checkpoint's adapters in fp32, by layer; raise UsageError if one is missing or cannot be read."""
     wanted: dict[str, Tensor] = {}
     layers = adapted_layers(shapes, lora.targets)
     for layer in layers:
@@ -163,8 +159,8 @@ def read_tensors(
     form: WeightsFormat,
     deltas: Mapping[str, Callable[[], Tensor]],
 ) -> dict[str, Tensor]:
-    """Return full parameters in ``dtype``, rounded to nearest, with the names and shapes of Hugging Face.
-    ``deltas`` are added in fp32. Raise UsageError if a parameter cannot be read or is not finite."""
+    """Return parameters in ``dtype`` with Hugging Face's names and shapes; raise UsageError if one is unreadable or not
+    finite."""
     dtypes = {name: torch.float32 if name in deltas else dtype for name in shapes}
     tensors = {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
     try:
@@ -224,8 +220,8 @@ def export_adapters(job: AdapterExportJob) -> None:
 
 
 def import_adapters(job: AdapterImportJob) -> ImportedWeights:
-    """Write the checkpoint's ``weights`` from peft's file; its layers, and which share A, determine the targets.
-    Raise UsageError if its adapters are unusable or unsupported, CheckpointException if writing fails."""
+    """Write ``weights`` from peft's file. Raise UsageError if its adapters are unusable or unsupported,
+    CheckpointException if writing fails."""
     path, shapes = Path(job.source) / ADAPTER_FILE, parameter_shapes(job.model)
     try:
         stored = load_file(path)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in the stored dtypes.
-
-Megatron-Core saves a layer's tensors under one name for all layers, [layers, ...], or under a name for each layer.
-Query, key and value form one tensor: for each query group its queries, its key and its value. Gate and up form another.
-"""
+"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in the stored dtypes."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -51,10 +47,8 @@ class SafetensorsFiles:
     stored: dict[str, StoredTensor]
 
     def rows(self, name: str, first: int, end: int) -> Tensor:
-        """Return rows ``first`` to ``end`` (exclusive) of a tensor's first dimension, in its stored dtype.
-
-        Raise UsageError if the tensor cannot be read or a value is not finite.
-        """
+        """Return rows ``first`` to ``end`` (exclusive) in the stored dtype; raise UsageError if unreadable or not
+        finite."""
         file = self.stored[name].file
         try:
             with safe_open(self.folder / file, framework="pt") as content:
@@ -155,7 +149,7 @@ class NemoUnpickler(MetadataUnpickler):
 
 @dataclass(frozen=True, slots=True)
 class NemoParameters:
-    """The parameters of a model in a NeMo 2 checkpoint; the tensor read last is cached for its other parts."""
+    """The parameters of a model in a NeMo 2 checkpoint; the tensor read last is cached."""
 
     folder: Path
     heads: int
@@ -222,10 +216,8 @@ def _box(chunk: ChunkStorageMetadata, first: int) -> tuple[slice, ...]:
 
 
 def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[NemoParameters, tuple[str, ...]]:
-    """Return the parameters of a NeMo checkpoint, and the names of skipped tensors.
-
-    Raise UsageError if the checkpoint is damaged, or does not hold exactly the parameters of ``shapes``.
-    """
+    """Return a NeMo checkpoint's parameters and names of skipped tensors; raise UsageError if it is damaged or does
+    not match."""
     metadata = _read_metadata(path / METADATA_FILE)
     tensors = {
         name: item for name, item in metadata.state_dict_metadata.items() if isinstance(item, TensorStorageMetadata)
@@ -350,11 +342,8 @@ class HuggingFaceParameters:
 
 
 def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
-    """Write the checkpoint's ``weights``, with one chunk (from NeMo, one tensor) per process in memory at a time.
-
-    Raise UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
-    tensor is unreadable or not finite; EnvironmentProblem if writing fails, RunFailed if a process is killed.
-    """
+    """Write ``weights``. Raise UsageError for unusable files, EnvironmentProblem if writing fails, RunFailed if a
+    process is killed."""
     if job.format == "nemo":
         nemo, left_out = open_nemo(Path(job.source), job.model, parameter_shapes(job.model))
         return _written(job, nemo, left_out, on_progress, on_note)
@@ -380,7 +369,7 @@ def _written(
 
 
 def stored_dtype(files: SafetensorsFiles, sources: Sequence[str]) -> torch.dtype:
-    """Return the dtype of the tensors that form a parameter, or one that can hold all their values if they differ."""
+    """Return the dtype of a parameter's tensors, or one that can hold all values if they differ."""
     return reduce(torch.promote_types, {DTYPES[files.stored[name].dtype] for name in sources})
 
 
@@ -402,10 +391,7 @@ def mismatch(job: ImportJob, problems: Sequence[str]) -> UsageError:
 
 
 def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, chunk: Chunk) -> Tensor:
-    """Return the rows of ``chunk`` from the stored tensors ``sources``.
-
-    matrices: the number of tensors, [outputs, inputs], that form each row, or 0 if one tensor contains all rows.
-    """
+    """Return a chunk's rows. ``matrices``: tensors, [outputs, inputs], per row; 0 if one tensor contains all rows."""
     if not matrices:
         return files.rows(sources[0], chunk.first, chunk.end)
     return torch.stack(
