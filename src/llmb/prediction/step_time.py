@@ -354,7 +354,7 @@ class _Step:
         _add(found, self._exchange(exchanges, micro_batch_s))
         return found
 
-    def _exchange(self, exchanges: Iterable[tuple[Messages, float]], micro_batch_s: float) -> Amount:
+    def _exchange(self, exchanges: Sequence[tuple[Messages, float]], micro_batch_s: float) -> Amount:
         layout = self.layout
         gathered = sum(seconds for message, seconds in exchanges if message.kind == "all_gather")
         reduced = sum(seconds for message, seconds in exchanges if message.kind != "all_gather")
