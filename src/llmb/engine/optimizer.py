@@ -23,7 +23,7 @@ RUN, MOST_RUNS = 2**18, 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A parameter and the tensors that its update writes; all but ``steps`` are sharded alike."""
+    """A parameter and the tensors that its update writes; master and moments are sharded alike."""
 
     parameter: nn.Parameter
     part: RankPart | None

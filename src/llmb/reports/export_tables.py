@@ -69,7 +69,7 @@ def step_rows(runs: Iterator[ExportedRun]) -> Iterator[StepRow]:
 
 
 def _columns(kind: type[Scalar], record: str, *names: str) -> list[Column[Any]]:
-    """Return columns of values in the record at the path ``record``, named as in ``texts``; names include the unit."""
+    """Return columns of values whose paths begin with ``record``, named as in ``texts``; names include the unit."""
     return [replace(column, value=f"{record}{column.value}") for column in texts(*names, kind=kind)]
 
 

@@ -177,6 +177,7 @@ def test_a_node(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> None:
     put(tmp_path, {"proc/stat": text, "proc/loadavg": "", "proc/meminfo": "MemTotal:\n"})
     assert read_host(77, None, root=tmp_path) == HostSample()
+    assert read_host(0, None).worker_memory_bytes is None, "no process has this number"
 
 
 def test_the_energy_of_all_packages_beyond_the_end_of_their_counters(tmp_path: Path) -> None:

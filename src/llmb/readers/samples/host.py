@@ -126,7 +126,7 @@ def _cores_of(folder: Path) -> float | None:
 
 
 def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = None, root: Path = ROOT) -> HostSample:
-    """Sample this node; ``worker`` is the id of the process whose memory is sampled."""
+    """Sample this node; ``worker`` is the id of the process whose memory is sampled, or 0."""
     files = SystemFiles(root=root)
     words = (files.text("/proc/stat") or "").partition("\n")[0].split()[1 : 1 + TIMES]
     times = (

@@ -66,7 +66,7 @@ class HostSample:
     """The kernel's load average over the last minute."""
     memory_used_bytes: int | None = None
     worker_memory_bytes: int | None = None
-    """Resident set of the node's first worker."""
+    """Resident set of the node's first worker; None for other programs than llmb's engine."""
     cpu_energy_j: float | None = None
     """Energy of all CPU packages."""
 
@@ -175,7 +175,7 @@ class HostUse(Record):
     load_mean: float | None
     memory_used_gib_max: float | None
     worker_memory_gib_max: float | None
-    """Resident set of the node's first worker."""
+    """Resident set of the node's first worker; None for other programs than llmb's engine."""
     cpu_energy_j: float | None
 
 

@@ -64,7 +64,7 @@ class Verification:
     checksums: bool
     """True if all files were read; otherwise only their sizes were compared."""
     nemo: tuple[NemoItem, ...] = ()
-    """The files of the reference suite's own software; empty if no launch script trains this size."""
+    """The prepared checkpoint and dataset in NeMo's format; empty if no launch script trains this size."""
 
     @property
     def lacking(self) -> tuple[Item, ...]:

@@ -254,7 +254,7 @@ llmb_bind_ends
 trap : TERM  # Slurm ends the steps; this waits for their end
 # The samplers end when the pipe to them is closed. If one does not start, the run continues without it.
 exec {llmb_sampled}> >(exec srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpu-bind=none --overlap --mem=0 bash -c \
-    'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda 0' \
     llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
 srun --nodes=16 --ntasks=64 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=none apptainer exec --nv \
     --bind /datasets/rp2 --bind /lustre/bench --bind /checkpoints docker://nvcr.io/nvidia/nemo:26.04.01 sh -c \

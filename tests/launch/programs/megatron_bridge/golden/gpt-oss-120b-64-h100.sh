@@ -249,7 +249,7 @@ llmb_bind_ends
 trap : TERM  # Slurm ends the steps; this waits for their end
 # The samplers end when the pipe to them is closed. If one does not start, the run continues without it.
 exec {llmb_sampled}> >(exec srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --cpu-bind=none --overlap --mem=0 bash -c \
-    'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda $PPID' \
+    'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda 0' \
     llmb-sampler "$llmb_python" "$llmb_folder" >/dev/null 2>&1) && llmb_sampler=$! &&
 srun --nodes=8 --ntasks=64 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none \
     '--container-image=nvcr.io#nvidia/nemo:26.04.01' \
