@@ -105,7 +105,7 @@ fi"""
 SAMPLER = (
     'exec "$1" -P -m llmb.readers.samples.sampler "$2/resources/$SLURMD_NODENAME.jsonl" "$SLURMD_NODENAME" 5 cuda 0'
 )
-"""Samples a node for another program, whose workers are of another step: 0 is no process."""
+"""Samples a node without a worker, because those of other programs belong to another step."""
 SAMPLER_ENDS = r"""if [ -n "${llmb_sampler:-}" ]; then
     exec {llmb_sampled}>&-
     for ((llmb_try = 0; llmb_try < 20; llmb_try++)); do
