@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "published-layouts.md"
 KEPT = ROOT / "build" / "published"
 MEASURED = "../explanation/engine-speed.md#ranks-of-published-layouts"
-HEADER = "<!-- Written by 'make published', which counts for an hour; changes made here are lost. -->"
+HEADER = "<!-- Written by 'make published', which takes an hour; changes made here are lost. -->"
 
 
 class PublishedLayout(NamedTuple):
@@ -175,13 +175,13 @@ def page(counted: Sequence[tuple[PublishedLayout, Sequence[RankAccount]]], rest:
 For anyone who asks whether a layout of the reference suite fits: the memory of its fullest rank, as [`llmb
 memory`](../explanation/memory.md) counts it. [Three such
 ranks]({MEASURED}) were measured. Layouts that differ only in the number
-of replicas share a row, counted at the fewest GPUs, where shards are largest. `GPU has` is nominal and, if a layout is
+of replicas share a row, counted for the fewest GPUs, where shards are largest. `GPU has` is nominal and, if a layout is
 for several GPU types, that of the smallest.
 
 ## Memory
 
-In GiB. `needed` adds {MARGIN_GIB:g} for everything but tensors. `estimate` is the peak of the same rank by `llmb memory
---estimate`.
+In GiB. `needed` adds {MARGIN_GIB:g} for everything except tensors. `estimate` is the same rank's peak according to
+`llmb memory --estimate`.
 
 {table(COLUMNS, [memory_row(*each) for each in counted])}
 {uncounted(rest)}

@@ -191,9 +191,9 @@ def sums_section(joined: Ranks, ranks: Sequence[int], trained: int) -> str:
 
     return f"""## Sums of gradients over ranks
 
-The relative error of a sum of gradients over ranks, simulated on a CPU. By default, all recipes but tiny ones sum in
-bf16 (`--grad-reduce-dtype`). The gradients are those of tiny Llama 3.1 in bf16, or independent normal values. Rings and
-trees are those of NCCL; NVLink switches add in fp32.
+The table has relative errors of sums of gradients over ranks, simulated on a CPU. By default, all recipes except tiny
+ones sum in bf16 (`--grad-reduce-dtype`). The gradients are those of tiny Llama 3.1 in bf16, or independent normal
+values. Rings and trees are NCCL's; NVLink switches add in fp32.
 
 {table(("gradients", "ranks", *SUMS), rows())}"""
 
@@ -211,12 +211,13 @@ def products_section(joined: Ranks, steps: int) -> str:
     return f"""## Partial sums of FP8 products
 
 Hopper's FP8 products keep partial sums of [about 14 bits](https://arxiv.org/abs/2412.19437), and add them to fp32 sums
-("promote" them) periodically or never. The table has differences of losses in {steps} simulated steps of tiny Llama 3.1
+("promote" them) periodically or never. The table has differences in loss over {steps} simulated steps of tiny Llama 3.1
 with delayed scaling.
 
 {table(columns, measured)}
 
-Products of large models often have 4,096 terms or more. Relative errors of simulated products of random values:
+Dot products in large models often have 4,096 terms or more. These are relative errors of simulated ones of random
+values:
 
 {table(("terms", "promoted every 128", "never promoted"), depths)}
 

@@ -217,7 +217,7 @@ def elsewhere_section(found: Sequence[LeftOut], catalogue: Catalogue) -> str:
     return f"""## Other software, GPUs and models
 
 These are steps of NeMo and Megatron-Bridge in releases other than the documents', and of torchtitan. Each was predicted
-by rates that were fitted without its model and its release. All of these steps were known when the intervals' widths
+with rates that were fitted without its model and its release. All of these steps were known when the intervals' widths
 were chosen, so only steps published after September 2026 are a blind test.
 
 The interval covers {_share(within)} of NVIDIA's dense models and {_share(experts)} of models with experts.
@@ -265,13 +265,13 @@ parentheses.
 
 {table(("test", "rows", "llmb predict", *BASELINES), rows(catalogue, steps))}
 
-In the first test, all steps are also fitted to. The baselines take step times as proportional to FLOPs with full
-attention (at one MFU) or to 6 FLOPs per parameter and token (6ND). The largest error of most tests is that of 405b in
-FP8 on 2,304 GPUs, which its document prints 9 % slower than on 1,152. Without it, the largest error with one model left
-out is {largest_without_slip(held_out):.1f} %.
+In the first test, the rates are fitted to all steps. The baselines assume that step times are proportional to FLOPs
+with full attention (at one MFU) or to 6 FLOPs per parameter and token (6ND). The largest error in most tests is for
+405b in FP8 on 2,304 GPUs, which its document prints as 9 % slower than on 1,152. Without it, the largest error with one
+model left out is {largest_without_slip(held_out):.1f} %.
 
 Of {ranking.clear} pairs of layouts of one model and dtype whose published speeds differ by more than 3 %, predictions
-with that model left out rank {ranking.agreed} as published. Without the row on 2,304 GPUs, the number of others is
+with that model left out rank {ranking.agreed} as published. Without the row on 2,304 GPUs, the number of mismatches is
 {ranking.clear - ranking.agreed - ranking.suspect}.
 
 ## What no published step checks
@@ -288,7 +288,7 @@ The interval is wider for each of these.
 
 ## Cases from a review
 
-An early version answered these cases wrongly.
+An early version gave wrong answers in these cases.
 
 {table(COLUMNS, case_rows(catalogue))}
 

@@ -73,7 +73,7 @@ def _of_gpus(asked: Asked) -> Iterator[Case]:
     low, high = found["b200"].interval_s
     yield Case(
         "1: Maverick 400b on 256 H100, B200, B300",
-        "each faster than the one before; 0.224 s, published for B200, in its interval",
+        "each faster than the previous one; 0.224 s, published for B200, in its interval",
         f"{h100:.3f}, {b200:.3f}, {b300:.3f} s; {low:.3f} to {high:.3f}",
         h100 > b200 > b300 and low <= 0.224 <= high,
     )
@@ -92,7 +92,7 @@ def _of_links(asked: Asked) -> Iterator[Case]:
         found = asked.predict(plan, {"nvlink_gb_s": nvlink})
         yield Case(
             f"2: 70b on 64 H100, TP 8, NVLink at {nvlink} GB/s",
-            f"at least {least} s, for which its TP messages travel",
+            f"at least {least} s, the time that its TP messages travel",
             f"{found.seconds:.1f} s, TP {found.terms[TP]:.1f}",
             found.seconds >= least,
         )
@@ -140,7 +140,7 @@ def _of_sharding(asked: Asked) -> Iterator[Case]:
     whole, part = (asked.predict(asked.plan("8b", 64, {"cp": 1}, choices)) for choices in (FULL, FULL_WITHIN_8))
     yield Case(
         "6: 8b on 64, ZeRO-3 within 8 ranks",
-        "not as long as over 64",
+        "shorter than over 64",
         f"{part.seconds:.3f} s, over 64 {whole.seconds:.3f}",
         part.seconds < whole.seconds,
     )

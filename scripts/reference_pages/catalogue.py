@@ -12,15 +12,15 @@ from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
 from llmb.catalogue.throughput import parameter_count
 from reference_pages.markdown import bullets, page, table
 
-INTRO = """The files in `src/llmb/catalogue/data`. Unless a section says otherwise, an empty cell means that there is
-none, or that no source states the value. Sources and errata: [published figures](../explanation/published-figures.md).
+INTRO = """The content of `src/llmb/catalogue/data`. Unless a section says otherwise, an empty cell means that there is
+no value, or that no source states it. Sources and errata: [published figures](../explanation/published-figures.md).
 
 [Workloads](#workloads), [documents](#documents), [models](#models), [layouts](#layouts),
 [published figures](#published-figures), [FLOPs as published](#flops-as-published),
 [packed sequences](#packed-sequences), [training](#training), [checkpoint sizes](#checkpoint-sizes),
 [jobs](#jobs), [fabrics](#fabrics), [hardware](#hardware)."""
 LAYOUTS = """`line` is the row's line in the document. DP and GA are derived from the other columns. If vocabulary or
-experts are empty, the model's value holds."""
+experts are empty, the model's value applies."""
 ABOVE_LARGEST = {
     "double": "Doublings of the largest scale can be run too, with the batch size doubled as well.",
     "refuse": "Other scales need `--gbs`.",
@@ -66,7 +66,7 @@ def document_section(documents: Iterable[Document]) -> str:
         [d.document, d.title, d.source, d.release, d.window, profiled(d), d.convention, " ".join(d.notes)]
         for d in documents
     ]
-    intro = "The document's figures are those of `window`. Profiled steps 20 to 25 are the steps from 20 to 24."
+    intro = "A document's figures are for the steps in `window`. Profiled steps 20 to 25 are steps 20 to 24."
     return page("## Documents", intro, table(columns, rows))
 
 
@@ -84,7 +84,7 @@ def model_section(models: Sequence[Model]) -> str:
     rest = [[m.model, m.size, name, part.model_dump()] for m in models for name in parts if (part := getattr(m, name))]
     return page(
         "## Models",
-        "The models' own sizes, even if a document prints others. Active parameters are those used for one token.",
+        "These are the models' own sizes, even if a document prints others. Active parameters are used for one token.",
         "Tied embeddings are counted once.",
         table(["model", "size", *sizes, "parameters", "active"], shapes),
         table(["model", "size", *details, "source"], more),
@@ -145,7 +145,7 @@ def flops_section(workloads: Iterable[WorkloadFile]) -> str:
             counted = [item.document, item.line, item.seq_len, item.layers, item.printed_flops, item.formula]
             rows.append([f"{workload.model} {item.size}", *counted, item.as_published, " ".join(item.notes)])
     intro = (
-        "For one sequence, forward and backward. Assumed sizes are wrong sizes that the document uses. "
+        "FLOPs are for one sequence, forward and backward. Assumed sizes are wrong sizes that the document uses. "
         "True counts: [FLOPs and MFU](../explanation/flops-and-mfu.md)."
     )
     return page("## FLOPs as published", intro, table(columns, rows))
@@ -154,7 +154,7 @@ def flops_section(workloads: Iterable[WorkloadFile]) -> str:
 def packing_section(workloads: Iterable[WorkloadFile]) -> str:
     columns = ["workload", "sequence length", "tokens", "sum of squared lengths", "source"]
     rows = [[w.workload, p.seq_len, p.tokens, p.sum_of_squares, p.source] for w in workloads for p in w.packing]
-    return page("## Packed sequences", "Means over packed sequences.", table(columns, rows))
+    return page("## Packed sequences", "Values are means over packed sequences.", table(columns, rows))
 
 
 def training_section(workloads: Sequence[WorkloadFile]) -> str:
@@ -179,7 +179,7 @@ def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
             scales = f"{item.save_scales[0]} to {item.save_scales[1]}" if item.save_scales else None
             place = [item.document, item.line, " ".join(item.notes)]
             rows.append([workload.workload, size, item.size_gb, scales, item.min_load_scale, *place])
-    return page("## Checkpoint sizes", "Printed as GB, but in GiB.", table(columns, rows))
+    return page("## Checkpoint sizes", "The documents print GB, but mean GiB.", table(columns, rows))
 
 
 def job_section(workloads: Iterable[WorkloadFile]) -> str:
@@ -195,7 +195,7 @@ def job_section(workloads: Iterable[WorkloadFile]) -> str:
     columns = ["workload", "release", "sizes", "dtypes", "GPU types", "from scale", "layouts"]
     return page(
         "## Jobs",
-        "Defaults of a job on a cluster; an empty condition matches anything. The first matching time limit is used.",
+        "Defaults for jobs on a cluster; an empty condition matches anything. The first matching time limit is used.",
         table([*columns, "minutes", "source"], limits),
         table([*columns, "variables", "source"], variables),
         "With `vboost: recipe` in `cluster_config.yaml`, or `--vboost recipe`:",

@@ -148,11 +148,11 @@ def within(figures: Figures, bounds: Figures) -> bool:
 
 INTRO = f"""# Precisions and kernels, and what they change
 
-How far bf16, FP8, fused attention and compilation move the loss. Each row is {STEPS} steps of a tiny model on one CPU
-process, compared with fp32, unfused attention and no compilation. Each cell has the largest difference and, in
+How far do bf16, FP8, fused attention and compilation move the loss? Each row is {STEPS} steps of a tiny model in one
+CPU process, compared with fp32, unfused attention and no compilation. Each cell has the largest difference and, in
 parentheses, its bound. Gradients are compared after two steps that change no weights, relative to their norm.
 
-Nemotron4 has a third of its peak learning rate, and tiny-moe a tenth."""
+Nemotron4 is trained at a third of its peak learning rate, and tiny-moe at a tenth."""
 COLUMNS = ("loss of any step", f"mean loss of the last {LAST} steps", "gradient of any parameter")
 
 

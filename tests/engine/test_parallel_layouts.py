@@ -130,22 +130,22 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
-A layout changes training only by rounding, as long as experts drop no tokens. Each layout trains tiny models for
-{STEPS} steps in fp32 on CPUs, and is compared with training on one process. Each cell has three differences:
+Layouts change training only through rounding, as long as experts drop no tokens. Each layout trains tiny models for
+{STEPS} steps in fp32 on CPUs, and is compared with training in one process. Each cell has three differences:
 
-- the largest of any step's loss;
-- the largest of any parameter's gradient in the first step, relative to its norm;
-- that of the first step's gradient norm, relative to it.
+- the largest difference in any step's loss;
+- the largest difference in any parameter's gradient in the first step, relative to its norm;
+- the difference in the first step's gradient norm, relative to that norm.
 
-Each is at most {BOUNDS["loss"]:.0e}. The last column is with `--compile --recompute full`, but without machine code.
+Each is at most {BOUNDS["loss"]:.0e}. The last column has `--compile --recompute full`, but generates no machine code.
 
 DP is `--dp-sharding none`, ZeRO-1 `optimizer`, FSDP `full`. `make layouts` writes this page."""
 
 
 FP8_INTRO = f"""## FP8
 
-Layouts train {FP8_STEPS} steps with delayed scaling. Each cell has the largest difference of any step's loss, the mean
-difference of the losses, and the difference of all gradients of the last step, relative to their norm. `layers` are
+Layouts train {FP8_STEPS} steps with delayed scaling. Each cell has the largest difference in any step's loss, the mean
+difference in loss, and the difference in all gradients of the last step, relative to their norm. `layers` are
 pipelines; `batches` split a batch; `products` split a GEMM or attention."""
 
 
