@@ -76,7 +76,7 @@ class LayoutSizes(Record):
     etp: Annotated[int | None, _size(help="Tensor parallel size of experts.")] = None
     mbs: Annotated[int | None, _size(help="Micro-batch size, in sequences.")] = None
     gbs: Annotated[int | None, _size(help="Global batch size, in sequences.")] = None
-    seq_len: Annotated[int | None, _size(help="Sequence length in tokens.")] = None
+    seq_len: Annotated[int | None, _size(help="Sequence length, in tokens.")] = None
     layers: Annotated[int | None, _size(help="Number of layers.")] = None
 
 
@@ -89,7 +89,7 @@ class Overrides(LayoutSizes):
     last_stage_layers: Annotated[int | None, _size(help="Layers of the last pipeline stage.", minimum=0)] = None
     sequence_parallel: Annotated[
         bool | None,
-        Option(help="Do not shard the sequence outside tensor parallel layers.", panel=LAYOUT_PANEL, negates=True),
+        Option(help="Do not shard the sequence outside tensor-parallel layers.", panel=LAYOUT_PANEL, negates=True),
     ] = None
 
     def explicit(self) -> dict[str, int]:
@@ -110,8 +110,8 @@ class Request:
     dtype: Annotated[
         str | None,
         Option(
-            help="bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16 (fp32 on a CPU) if published for the recipe, "
-            "else its first.",
+            help="Precision: bf16, fp8, mxfp8, nvfp4 or fp32. Default: bf16 (fp32 on a CPU) if published for the"
+            " recipe, else its first.",
             form=WORD,
             several=True,
         ),
@@ -120,15 +120,15 @@ class Request:
         int | None,
         Option(
             flags=("-n", "--gpus", "--scale"),
-            help="Number of GPUs, or processes on a CPU. Default: detected by 'run' (at most 2 on a CPU) and "
-            "'accept', else the recipe's smallest.",
+            help="Number of GPUs, or of CPU processes. Default: as detected by 'run' (at most 2 on a CPU) or 'accept',"
+            " else the recipe's smallest.",
             minimum=1,
         ),
     ] = None
     gpu_type: Annotated[
         str | None,
         Option(
-            help="GPU type of the catalogue, or cpu. Default: detected by 'run' and 'bench', else the recipe's first.",
+            help="GPU type in the catalogue, or cpu. Default: detected by 'run' and 'bench', else the recipe's first.",
             form=WORD,
         ),
     ] = None

@@ -77,7 +77,12 @@ class Duration:
 
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, max=MOST_MINUTES, help="After these minutes, repeat no run here. Default: 30; 5 on a CPU."),
+        typer.Option(
+            min=0,
+            max=MOST_MINUTES,
+            help="Repeat runs on this machine only until all parts have taken this many minutes; no effect with"
+            " --nodes. Default: 30; 5 on a CPU.",
+        ),
     ] = None
     set_name: Annotated[
         str | None,
@@ -103,10 +108,9 @@ def accept(
 
     The command checks the node, measures its parts, and trains a recipe that fits its GPUs in bf16 and fp8 (a tiny
     recipe on a CPU or GPUs of an unknown type). The step time is compared with the published figure, or else the
-    prediction, and with the previous acceptance. With --nodes, nodes of a cluster are tested alone, then in pairs, and
-    then the fit nodes train together. The result is a sentence, a table, a page, and an archive to send.
-
-    An interrupted acceptance is resumed by calling the same command again.
+    prediction, and with the previous acceptance. With --nodes, each node of a cluster is tested alone, then nodes in
+    pairs; the fit nodes then train together. The result is a sentence, a table, a page, and an archive to send.
+    The same command resumes an interrupted acceptance.
 
     Exit codes: 0 as fast as it should be, 4 a check fails or a device is slow, 5 slower, 6 not settled, or there is
     nothing to compare with.

@@ -49,7 +49,9 @@ SHAPES = selection_options(OF_SHAPES)
 """The options of a recipe that determine its shapes; all of them are optional."""
 Dtypes = Annotated[
     str | None,
-    typer.Option("--dtype", help="bf16, fp16, fp32 or fp8 (gemm only), or several (bf16,fp8). Default: the recipe's."),
+    typer.Option(
+        "--dtype", help="Dtype: bf16, fp16, fp32 or fp8 (gemm only), or several (bf16,fp8). Default: recipe's."
+    ),
 ]
 Seconds = Annotated[
     float,
@@ -67,7 +69,7 @@ class Measuring:
     """Options of the commands that measure one device: all measuring commands except ``collectives`` and ``gpus``."""
 
     repeat: Annotated[
-        int | None, typer.Option("--repeat", min=1, help="Repetitions of each case. Default: 3 to 200, by duration.")
+        int | None, typer.Option("--repeat", min=1, help="Repetitions per case. Default: 3 (long) to 200 (short).")
     ] = None
     json: Json = False
 
@@ -102,9 +104,9 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True)
 class OneDevice:
-    choice: Annotated[DeviceChoice, typer.Option("--device", help="'auto': the first visible GPU, else the CPU.")] = (
-        "auto"
-    )
+    choice: Annotated[
+        DeviceChoice, typer.Option("--device", help="Device to measure; 'auto': the first visible GPU, else the CPU.")
+    ] = "auto"
 
     @property
     def device(self) -> Device:
@@ -126,10 +128,10 @@ def bench() -> None:
 def gemm(
     shapes: dict[str, Any], one: OneDevice, measuring: Measuring, dtype: Dtypes = None, seconds: Seconds = SECONDS
 ) -> None:
-    """Measure the matrix products for one micro-batch of a recipe on one device: forward, and for both gradients.
+    """Measure the matrix products of one micro-batch of a recipe, forward and for both gradients, on one device.
 
-    A square product shows the highest rate of the device. The product with the most FLOPs is also repeated for some
-    seconds, at the clocks that power and temperature then allow.
+    A square product shows the highest rate of the device. The product with the most FLOPs is also repeated for a few
+    seconds, at the clock rate that power and temperature then allow.
 
     Examples:
 

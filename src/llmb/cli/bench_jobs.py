@@ -130,12 +130,16 @@ class Placed:
     ranks: Annotated[
         int | None,
         typer.Option(
-            "--ranks", min=1, help="Processes per node. Default: 1 per GPU; here on CPUs, 1 per core (collectives: 4)."
+            "--ranks",
+            min=1,
+            help="Processes per node. Default: 1 per GPU; on a local CPU, 1 per core (collectives: 4).",
         ),
     ] = None
     device: Annotated[
         DeviceChoice,
-        typer.Option("--device", help="'auto': GPUs if this machine or, in a job, the settings have any; else CPUs."),
+        typer.Option(
+            "--device", help="'auto': GPUs if this machine has any (in a job: if the settings do), else CPUs."
+        ),
     ] = "auto"
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job to end, and print the result.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job's batch script; queue nothing.")] = False
@@ -231,9 +235,9 @@ def gpus(
 ) -> None:
     """Find slow GPUs by running the same matrix product on all GPUs at the same time.
 
-    The GPUs are those of this machine or, with --nodes or another option of the scheduler, those of a job. Nodes do not
+    The GPUs are those of this machine or, with --nodes or another scheduler option, those of a job. Nodes do not
     communicate, so a broken node does not affect the others. A GPU is slow if its rate is more than 5 % and more than 4
-    robust standard deviations below the median of its model. Slow GPUs are listed by node, local rank and UUID, with
+    robust standard deviations below the median for its model. Slow GPUs are listed by node, local rank and UUID, with
     their nodes for 'llmb submit --exclude'.
 
     Exit codes: 0 no GPU is slow; 4 a GPU is slow, failed or did not report.
@@ -290,8 +294,8 @@ class Sweep:
         typer.Option("--max-size", help="Largest message. Default: 16GiB on GPUs, 16MiB on CPUs, if memory allows."),
     ] = None
     factor: Annotated[int, typer.Option("--factor", min=2, help="Factor between consecutive sizes.")] = 2
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Timed calls of each size.")] = 20
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Untimed calls of each size, made first.")] = 5
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Number of timed calls per size.")] = 20
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Number of untimed calls per size, made first.")] = 5
 
     def request(self, names: list[str]) -> CollectiveRequest:
         """Return the request for these collectives; raise UsageError for an unknown name or size."""
@@ -312,13 +316,11 @@ Names = Annotated[
     ),
 ]
 Pairwise = Annotated[
-    bool, typer.Option("--pairwise", help="Find bad nodes: measure each node of a job alone and in pairs.")
+    bool, typer.Option("--pairwise", help="Find bad nodes: measure the nodes of a job alone and in pairs.")
 ]
 Experts = Annotated[
     bool,
-    typer.Option(
-        "--experts", help="Measure only the all-to-all of a recipe's experts (-w, -s), on as many ranks as its EP."
-    ),
+    typer.Option("--experts", help="Measure only the all-to-all of a recipe's experts (-w, -s), over its EP ranks."),
 ]
 
 
@@ -335,14 +337,14 @@ def collectives(
 ) -> None:
     """Measure collectives between GPUs (NCCL) or processes (gloo), and print a table in the format of nccl-tests.
 
-    The ranks are on this machine or, with --nodes or another option of the scheduler, in a job. Bandwidths and columns
+    The ranks are on this machine or, with --nodes or another scheduler option, in a job. Bandwidths and columns
     are those of nccl-tests, so 'llmb nccl' can read and compare the table. All results are checked: '#wrong' counts the
     elements with a wrong value, and any wrong element is an error.
 
     --pairwise finds bad nodes: a job measures every node alone, then in three or more rounds of disjoint pairs, and
     then the good nodes as a group, at fixed sizes. The expected time is printed first. A node that hangs delays only
     its partners. 'llmb submit --exclude unfit' skips the unfit nodes. In an allocation ('salloc', or a batch script)
-    and without options of the scheduler, the nodes of the allocation are measured.
+    and without scheduler options, the nodes of the allocation are measured.
 
     --experts measures the all-to-all that dispatches the tokens of one micro-batch to the experts of a layer (and, in
     the same size, combines their outputs), in bf16 and over EP ranks. 'llmb predict --calibrate' then uses its time.

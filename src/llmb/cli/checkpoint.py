@@ -33,11 +33,11 @@ HELP = "Show checkpoints; export and import weights for Hugging Face.\n\nExample
 app = typer.Typer(cls=CommandGroup, help=HELP, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint of llmb: the folder that contains 'weights'.")
+    Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint written by llmb: the folder that contains 'weights'.")
 ]
 Processes = Annotated[
     int | None,
-    typer.Option("--processes", min=1, help="Number of processes, of about 1 GB each. Default: one per core, up to 8."),
+    typer.Option("--processes", min=1, help="Number of processes, about 1 GB each. Default: one per core, up to 8."),
 ]
 MaxFileSize = Annotated[
     str, typer.Option("--max-file-size", help="Maximum size of the weights in each file, such as 500MB.")
@@ -72,20 +72,20 @@ def export_(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New folder for the model or adapters.")],
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option("--dtype", help="Dtype of exported full weights.")] = "fp32",
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB; a tensor is not split.")
+        str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB; tensors are not split.")
     ] = "5GB",
     merge: Annotated[
         bool, typer.Option("--merge", help="Export the full model, with the adapters merged into the base.")
     ] = False,
     base: Annotated[
         Path | None,
-        typer.Option("--base", help="With --merge: the base's checkpoint. Default: its path at training or import."),
+        typer.Option("--base", help="With --merge: the base's checkpoint. Default: as used in training or import."),
     ] = None,
     no_verify_checkpoint: Annotated[
         bool, typer.Option("--no-verify-checkpoint", help="Do not verify the checksums of the checkpoint's files.")
     ] = False,
 ) -> None:
-    """Write a checkpoint's weights as a Hugging Face model (safetensors files and config.json), or adapters for peft.
+    """Write a checkpoint's weights as a Hugging Face model (safetensors files and config.json), or as peft adapters.
 
     The command needs memory for the weights of one file or, if larger, the largest tensor, and for all adapters. The
     folder gets its final name only when all files are on disk. Adapters are written in fp32.
@@ -125,10 +125,10 @@ def import_(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder for the checkpoint.")],
     workload: Annotated[str, typer.Option("-w", "--workload", help="Workload of the model; see 'llmb list'.")],
     size: Annotated[
-        str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
+        str | None, typer.Option("-s", "--size", help="Model size, such as 8b, unless the workload's name includes it.")
     ] = None,
     base: Annotated[
-        Path | None, typer.Option("--base", help="Checkpoint of the base weights, to import peft adapters.")
+        Path | None, typer.Option("--base", help="Checkpoint of the base weights, when importing peft adapters.")
     ] = None,
     processes: Processes = None,
     max_file_size: MaxFileSize = "1GB",

@@ -38,7 +38,7 @@ Junit = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the jobs or their batch scripts; start nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking for confirmation.")]
-Force = Annotated[bool, typer.Option("--force", help="Start even if a GPU has less memory than 'llmb memory' counts.")]
+Force = Annotated[bool, typer.Option("--force", help="Start even if 'llmb memory' counts more memory than a GPU has.")]
 
 
 def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)
@@ -143,7 +143,7 @@ def _common(
         bool,
         _kept_here(
             *("-v", "--verbose"),
-            help="Print more: all values of a result, the plan of a run, the cause of an error.",
+            help="Print more: all values of a result, a run's plan, or an error's cause.",
             callback=_verbosely,
             rich_help_panel=PANEL,
         ),

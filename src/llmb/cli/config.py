@@ -44,8 +44,8 @@ def config() -> None:
     """Show and change the settings of this cluster and your own defaults.
 
     The cluster's settings are in cluster_config.yaml in the install root, your defaults in
-    ~/.config/llmb/config.yaml. A setting comes from the first of these that has it: an option, a variable of the
-    shell, your defaults, cluster_config.yaml, the catalogue, llmb's own defaults.
+    ~/.config/llmb/config.yaml. A setting comes from the first of these that has it: an option, a shell
+    variable, your defaults, cluster_config.yaml, the catalogue, llmb's own defaults.
 
     Example:
 
@@ -64,7 +64,7 @@ def show(
     size: Annotated[
         str | None,
         typer.Option(
-            "-s", "--size", help="With -w: model size. Default: its first (CPU: tiny).", autocompletion=complete_size
+            "-s", "--size", help="With -w: size. Default: its first, or tiny on a CPU.", autocompletion=complete_size
         ),
     ] = None,
     partition: Annotated[
@@ -73,7 +73,7 @@ def show(
     show_all: Annotated[bool, typer.Option("--all", help="Also show llmb's own defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """Show the effective settings, each with its source: a file and line, a variable, or an entry of the catalogue.
+    """Show the effective settings, each with its source: a file and line, a variable, or an entry in the catalogue.
 
     Secrets are never shown.
 
@@ -115,7 +115,7 @@ def check(
 
     The comparison lists the differences in everything that llmb relies on, such as the variables of a launch script and
     the commits of its software. `--framework reference_suite` does the same check before it queues a job. The exit code
-    is 6 if anything differs. Without a checkout, only the catalogue is checked; one of them has to exist.
+    is 6 if anything differs. Without a checkout, only the catalogue is checked; one of the two must exist.
 
     Examples:
 
@@ -154,10 +154,10 @@ def check(
 @app.command("set")
 def set_(
     key: Key,
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="Value in YAML: text, a number, [a, b], {a: b}.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Value in YAML: text, a number, [a, b] or {a: b}.")],
     user: User = False,
 ) -> None:
-    """Set one value in cluster_config.yaml, or with --user in your own defaults. The rest of the file is unchanged.
+    """Set one value in cluster_config.yaml or, with --user, in your own defaults. The rest of the file is unchanged.
 
     Examples:
 
@@ -174,7 +174,7 @@ def set_(
 
 @app.command()
 def unset(key: Key, user: User = False) -> None:
-    """Remove one value from cluster_config.yaml, or with --user from your own defaults.
+    """Remove one value from cluster_config.yaml or, with --user, from your own defaults.
 
     Example:
 

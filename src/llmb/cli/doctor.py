@@ -67,8 +67,7 @@ class Checked:
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAMES",
-            help=f"Only these areas or checks, separated by commas. Repeatable. Areas: {', '.join(AREAS)}.",
+            metavar="NAMES", help=f"Areas or checks to run, separated by commas. Repeatable. Areas: {', '.join(AREAS)}."
         ),
     ] = None
     gpu_type: Annotated[
@@ -80,14 +79,12 @@ class Checked:
     ] = None
     gpus: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="GPUs that each node should have. Default: from cluster_config.yaml, else by GPU type."
-        ),
+        typer.Option(min=0, help="GPUs each node should have. Default: from cluster_config.yaml, else the GPU type's."),
     ] = None
-    disk_size: Annotated[int, typer.Option(metavar="MIB", min=4, help="Maximum size of a file system's test file.")] = (
-        DISK_BYTES // MIB
-    )
-    no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not write a file to measure file systems.")] = False
+    disk_size: Annotated[
+        int, typer.Option(metavar="MIB", min=4, help="Maximum size of the test file on each file system, in MiB.")
+    ] = DISK_BYTES // MIB
+    no_disk: Annotated[bool, typer.Option("--no-disk", help="Do not write test files to measure file systems.")] = False
 
     def options(self) -> CheckOptions:
         """Return the options of the checks; raise UsageError if they are invalid or cannot be combined."""
@@ -109,7 +106,7 @@ class SeveralNodes:
         str | None,
         _several(
             *("-p", "--partition"),
-            help="Partition with the nodes to check; with a list of nodes, only the partition of the jobs.",
+            help="Partition whose nodes are checked; with a list of nodes, only the partition for the jobs.",
         ),
     ] = None
     every: Annotated[bool, _several("--all", help="Check all usable nodes of the cluster.")] = False
@@ -120,11 +117,11 @@ class SeveralNodes:
         list[str] | None,
         _several(
             metavar="KEY[=VALUE]",
-            help="Another flag of sbatch, such as reservation=maint; 'KEY=' removes a flag. Repeatable.",
+            help="Another sbatch flag, such as reservation=maint; 'KEY=' removes a flag. Repeatable.",
         ),
     ] = None
-    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit of the job on each node.")] = 10
-    max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="Maximum time to wait for busy nodes.")] = 15.0
+    time_limit: Annotated[int, _several(metavar="MINUTES", min=1, help="Time limit per node, in minutes.")] = 10
+    max_wait: Annotated[float, _several(metavar="MINUTES", min=0, help="Minutes to wait for busy nodes.")] = 15.0
     last: Annotated[bool, _several("--last", help="Print the last check of several nodes again.")] = False
 
     @property
@@ -147,10 +144,10 @@ class ReportOptions:
 
 AgainstRun = Annotated[
     str | None,
-    _settings(metavar="RUN", help="List settings that changed here or on selected nodes since a run, such as latest."),
+    _settings(metavar="RUN", help="List settings that changed since this run, on this machine or selected nodes."),
 ]
 FailOnDrift = Annotated[
-    bool, _settings("--fail-on-drift", help="With --against: exit code 4 on an important change or unreadable node.")
+    bool, _settings("--fail-on-drift", help="With --against: exit with 4 on an important change or unreadable node.")
 ]
 
 

@@ -97,9 +97,9 @@ class Sources:
     """Answers from the argument PATH, from --config and from --add-workload."""
 
     path_argument: Annotated[Path | None, typer.Argument(metavar="PATH", help="The same as --path.")] = None
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML answers, overridden by options.")] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file; options override it.")] = None
     add_workload: Annotated[
-        list[str] | None, typer.Option(help="The same as --workload, which adds to those installed.")
+        list[str] | None, typer.Option(help="The same as --workload; installed workloads are kept.")
     ] = None
 
     def answers(self, values: dict[str, Any]) -> Answers:
@@ -124,13 +124,13 @@ def install(
     remove: Annotated[bool, typer.Option("--remove", "--undo", help="Remove the installation; keep results.")] = False,
     with_results: Annotated[
         bool,
-        typer.Option("--with-results", help="With --remove: also its workloads' results and data, and all of .llmb."),
+        typer.Option("--with-results", help="With --remove: also remove results and data of workloads, and .llmb."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps without running them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for answers or confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Install on a cluster or a machine: folders, environment, settings, launch scripts, data and checkpoints.
+    """Install llmb on a cluster or machine: folders, environment, settings, launch scripts, data and checkpoints.
 
     On a terminal, the command asks for all values that neither options nor --config specify, and checks every answer
     immediately; accounts and partitions are those of the scheduler. Without a terminal, it lists the missing answers
@@ -138,7 +138,7 @@ def install(
 
     A repeated call only does what is missing, and resumes an interrupted installation. --config also accepts the
     answers file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION are used if neither
-    options nor file have an answer.
+    the options nor the file has an answer.
 
     Examples:
 

@@ -45,7 +45,7 @@ LINE_EVERY_S = 10.0
 ExpectS = Annotated[
     float | None,
     typer.Option(
-        "--expect", metavar="SECONDS", min=1e-9, help="When following: seconds per step. Default: as published."
+        "--expect", metavar="SECONDS", min=1e-9, help="With --follow: expected seconds per step. Default: as published."
     ),
 ]
 
@@ -104,7 +104,8 @@ class Selected:
 
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Show only this workload.")] = None
     since: Annotated[
-        str | None, typer.Option("--since", help="Only submitted since: 7d (age), 2026-11-21 or 2026-11-21T14:00.")
+        str | None,
+        typer.Option("--since", help="Submitted since: 7d (age), 2026-11-21 or 2026-11-21T14:00. Default: any."),
     ] = None
     campaign: Annotated[str | None, typer.Option("--campaign", help="Show only this campaign.")] = None
     label: Annotated[
@@ -212,7 +213,7 @@ def _newest_with_label(store: Store, text: str) -> str:
 def log(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job has ended.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Print only this many last lines.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Print only the last N lines.")] = None,
     expect_s: ExpectS = None,
 ) -> None:
     """Print the log of a job's run or, if its workers never started, the output of its batch script.
@@ -323,7 +324,7 @@ def rebuild(json: Json = False) -> None:
 
 @app.command()
 def nodes(
-    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
+    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Count only jobs of this workload.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Only jobs submitted since this time or age, such as 7d.")
     ] = None,

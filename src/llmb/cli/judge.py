@@ -75,8 +75,8 @@ class ReferenceOptions:
         str | None,
         typer.Option(
             metavar="SET",
-            help="Judge each recipe of this acceptance set by its runs among RUN. Sets: h100, h100-128, h100-node, "
-            "b200, gb200.",
+            help="Judge each recipe of this acceptance set by its runs in RUN. Sets: h100, h100-128, h100-node, b200,"
+            " gb200.",
         ),
     ] = None
     tolerance: Annotated[
@@ -90,7 +90,7 @@ class ReferenceOptions:
     window: Annotated[
         str | None,
         typer.Option(
-            help="Steps to average: last, auto, reference, A-B or, for logs, all. Default: the run's own; for a"
+            help="Steps to average: last, auto, reference, A-B or, for logs, all. Default: the run's own window; for a"
             " log, its document's, or from 70 % to 90 % of the run."
         ),
     ] = None

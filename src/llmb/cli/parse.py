@@ -116,8 +116,8 @@ Paths = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[DIR]...",
-        help="Folders with *.out files, logs, archives, or runs by id or label. Default: 'experiments' here, else the "
-        "install root's 'workloads', else this folder.",
+        help="Folders with *.out files, logs, archives, or runs by id or label. Default: 'experiments' in the current"
+        " folder, else the install root's 'workloads', else the current folder.",
     ),
 ]
 Group = Annotated[
@@ -130,8 +130,8 @@ WindowRule = Annotated[
     str | None,
     typer.Option(
         "--window",
-        help="Steps to average: reference (a run's own; for other logs, their document's, or from 70 % to 90 %), auto "
-        "(the steady state), last, all, or A-B. Default: reference.",
+        help="Steps to average: reference (a run's own window; for other logs, their document's, or from 70 % to 90 %"
+        " of the run), auto (the steady state), last, all, or A-B. Default: reference.",
     ),
 ]
 Compat = Annotated[
@@ -167,11 +167,11 @@ def parse(
 
     The command reads logs of llmb, NeMo 1 and 2, Megatron-LM, -Bridge and -DeepSpeed, Primus, DeepSpeed, torchtitan,
     MaxText, nanotron and the Hugging Face Trainer. A run is a success if it logged every step of the window and its
-    last step, and its loss was finite throughout. The standard deviation is that of a sample, and the interval is the
-    95 % interval of the mean. The exit code is 4 if no run was a success.
+    last step, and its loss was finite throughout. The table has the sample standard deviation, and the 95 % interval of
+    the mean. The exit code is 4 if no run was a success.
 
     With --compat, the command works like the reference suite's script: the default folder is 'experiments', and the
-    window is that of the logs' release, else 35-44. The standard deviation is that of a population. Errors exit with 1.
+    window is that of the logs' release, else 35-44. The population standard deviation is used. Errors exit with 1.
 
     Examples:
 

@@ -78,8 +78,8 @@ Calibrate = Annotated[
     typer.Option(
         "--calibrate",
         metavar="RUN|FILE",
-        help="Calibrate with this run (same GPU type and dtype), or with measurements of 'llmb bench': a file, or a "
-        "node's folder. 'predict' also accepts a trace of the same layout.",
+        help="Calibrate with this run (same GPU type and dtype), or with measurements by 'llmb bench': a file, or a"
+        " node's folder. 'predict' also accepts a trace of the same layout.",
     ),
 ]
 Layouts = Annotated[
@@ -104,7 +104,7 @@ Software = Annotated[
 ]
 AtScales = Annotated[
     Scaling | None,
-    typer.Option("--scaling", help="Also predict larger scales: 'weak' scales the batch, too; 'strong' keeps it."),
+    typer.Option("--scaling", help="Also predict larger scales: 'weak' scales the batch as well; 'strong' keeps it."),
 ]
 GpuMtbf = Annotated[
     float | None,
@@ -119,7 +119,7 @@ RestartTime = Annotated[
     float, typer.Option("--restart-s", min=0, help="With --gpu-mtbf-h: seconds from a failure to the next step.")
 ]
 Price = Annotated[
-    float | None, typer.Option("--price", min=0, help="Price of a GPU hour; adds the price of training on --tokens.")
+    float | None, typer.Option("--price", min=0, help="Price of a GPU-hour; adds the price of training on --tokens.")
 ]
 Tokens = Annotated[
     float | None,
@@ -163,9 +163,9 @@ def predict(
     """Predict the time of a training step, broken down by cause, before anything is queued.
 
     The prediction is computed from the sizes of the model's parts, the layout, and the rates of GPUs and links; it
-    takes milliseconds and needs no GPU. Rates were fitted to published steps on H100 and Blackwell. The interval covers
-    the errors on held-out steps or, if there are none, assumed errors. Calibrating with a run of your own, ideally a
-    small one of the same recipe, narrows the interval.
+    takes milliseconds and needs no GPU. Rates were fitted to published step times on H100 and Blackwell. The interval
+    covers the errors on held-out steps or, if there are none, assumed errors. Calibrating with a run of your own,
+    ideally a small one of the same recipe, narrows the interval.
 
     The CSV file for `--file` has the columns workload, size, dtype, gpu_type, scale, release, gpus, tp, pp, vp, cp, ep,
     etp, mbs, gbs, seq_len, layers, first_stage_layers and last_stage_layers; all but the first two may be missing or
@@ -373,16 +373,16 @@ class SearchOptions:
     tokens: Tokens = None
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Also write them as a campaign for 'llmb bulk'."),
+        typer.Option("-o", "--output", metavar="FILE", help="Also write the layouts as a campaign for 'llmb bulk'."),
     ] = None
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --output: runs of each layout.")] = 3
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="With --output: number of runs of each layout.")] = 3
     max_memory_gib: Annotated[
         float | None,
         typer.Option(
             "--max-memory-gib",
             metavar="GIB",
             min=1,
-            help="Maximum memory of a rank, if lower than the GPU's. Default: no further limit.",
+            help="Maximum memory of a rank in GiB, if lower than the GPU's. Default: no further limit.",
         ),
     ] = None
 
@@ -485,7 +485,7 @@ def memory(
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
-    estimated: Annotated[bool, typer.Option("--estimate", help="Estimate in milliseconds; count nothing.")] = False,
+    estimated: Annotated[bool, typer.Option("--estimate", help="Estimate, which takes milliseconds.")] = False,
     hardware: Hardware = None,
     json: Json = False,
 ) -> None:

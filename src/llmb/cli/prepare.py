@@ -148,7 +148,7 @@ Runtime = Annotated[
     str | None,
     typer.Option(
         metavar="pyxis|apptainer",
-        help="Container runtime. Default: from cluster_config.yaml, else by SOURCE or by what is installed.",
+        help="Container runtime. Default: from cluster_config.yaml, else according to SOURCE or to what is installed.",
     ),
 ]
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
@@ -273,7 +273,7 @@ def image(
 ) -> None:
     """Import a container image as a file for all nodes: squashfs for Pyxis, SIF for Apptainer.
 
-    The import command is printed and run. The file has its name, such as nvidia+nemo+26.04.01.sqsh, only once it
+    The import command is printed and run. The file gets its name, such as nvidia+nemo+26.04.01.sqsh, only when it
     is complete; without --force, an existing file is kept.
 
     Enroot or Apptainer must be installed, with its own credentials for private registries: never put a password in
@@ -433,7 +433,7 @@ def dataset(
     split: Annotated[
         list[str] | None, typer.Option("--split", help="Pack only training, validation or test. Repeatable.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files, from --source or the hub.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Recreate existing files from --source or the hub.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also verify the checksums of files that exist.")] = False,
     json: Json = False,
 ) -> None:
@@ -478,7 +478,7 @@ def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the files.")],
     workload: Workload,
-    size: Annotated[str, typer.Option("-s", "--size", help="Model size; only tiny has such files.")] = SIZE,
+    size: Annotated[str, typer.Option("-s", "--size", help="Model size; tiny is the only one with such files.")] = SIZE,
     json: Json = False,
 ) -> None:
     """Create small data and a small model to try fine-tuning without network or GPU, in a few seconds.

@@ -126,7 +126,7 @@ def metrics(
 ) -> None:
     """Compute throughput, TFLOPS per GPU, MFU and time to train from a step time.
 
-    MFU is printed for each FLOP convention: 'published' counts FLOPs like the reference document, 'full' counts the
+    MFU is printed for each FLOP convention: 'published' counts FLOPs as the reference document does, 'full' counts the
     full attention matrix, 'causal' only the half that is needed.
 
     Example:

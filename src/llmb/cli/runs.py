@@ -80,7 +80,7 @@ def result(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the result of a run that has ended, or of all runs with a label, of a campaign or in an archive.
+    """Print the result of a run that has ended, or of all runs with a label, in a campaign or in an archive.
 
     `latest` is the newest run that ended successfully. The exit code is that of the run, or of the worst run: 0
     success, 4 failed, 6 invalid.

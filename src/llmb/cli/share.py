@@ -65,7 +65,7 @@ def report(
         Format | None,
         typer.Option(
             "--format",
-            help="pdf needs a browser; svg and png require --plot. Default: by the name of --output, or html.",
+            help="Format; pdf needs a browser; svg and png, --plot. Default: from the name of --output, else html.",
         ),
     ] = None,
     plot: Annotated[
@@ -167,8 +167,8 @@ def export(
         list[str] | None,
         typer.Option(
             "--format",
-            help="csv, parquet, jsonl, openmetrics, tensorboard, mlflow or wandb, or several separated by commas."
-            " Repeatable. Default: csv.",
+            help="Format: csv, parquet, jsonl, openmetrics, tensorboard, mlflow or wandb, or several separated by"
+            " commas. Repeatable. Default: csv.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder for the files.")] = Path(
@@ -219,7 +219,7 @@ def archive(
         typer.Option(
             *("-o", "--output"),
             metavar="FILE",
-            help=f"New {' or '.join(ENDINGS)} file. Default: llmb-runs{ENDINGS[0]}, without zstandard {ENDINGS[1]}.",
+            help=f"New {' or '.join(ENDINGS)} file. Default: llmb-runs{ENDINGS[0]}, or {ENDINGS[1]} without zstandard.",
         ),
     ] = None,
     traces: Annotated[
@@ -260,8 +260,8 @@ def import_(
 ) -> None:
     """Add the runs of an archive to those of this machine. Existing runs are not changed.
 
-    The archive is checked first: it is rejected if it has files other than those of runs or wrong checksums, or expands
-    too much. `llmb jobs show` shows the origin of a run.
+    The archive is checked first: it is rejected if it contains files that do not belong to runs, has wrong checksums,
+    or expands too much. `llmb jobs show` shows the origin of a run.
 
     Example:
 

@@ -314,7 +314,13 @@ def launch(
     ctx: typer.Context,
     size: Annotated[
         str | None,
-        typer.Option("-s", "--model-size", "--size", help="Default: WORKLOAD's, $MODEL_SIZE or the documented one."),
+        typer.Option(
+            "-s",
+            "--model-size",
+            "--size",
+            help="Model size. Default: the one in WORKLOAD (as in pretrain_llama3.1_8b), else $MODEL_SIZE, else the"
+            " document's.",
+        ),
     ] = None,
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.

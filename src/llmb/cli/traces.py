@@ -61,7 +61,7 @@ def nccl(
 ) -> None:
     """Show the network and the collectives in NCCL's logs, and bandwidths of nccl-tests.
 
-    All logs (NCCL_DEBUG=INFO) are read as those of one run. Logs with NCCL_DEBUG_SUBSYS=INIT,NET show the network that
+    All logs (NCCL_DEBUG=INFO) are treated as one run's. Logs with NCCL_DEBUG_SUBSYS=INIT,NET show the network that
     NCCL used. Logs with COLL show the collectives with number of ranks, size and count, and the bytes per step if the
     steps are known. Runs on several nodes have INIT,NET logs in their folders. Tables and JSON of nccl-tests are
     recognized by their content; several files with the same test are compared.

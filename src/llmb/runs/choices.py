@@ -47,9 +47,9 @@ class Parallelism(Record):
     gradient_sync: Annotated[
         GradientSync,
         _option(
-            help="With --dp-sharding full, when gradients are reduce-scattered: once a 'step', after they were "
-            "accumulated unsharded; or after each 'micro-batch', so that only shards are accumulated (FSDP2's "
-            "set_requires_gradient_sync): less memory, GA times the messages."
+            help="With --dp-sharding full, when gradients are reduce-scattered: once a 'step', after unsharded"
+            " accumulation; or after each 'micro-batch', so that only shards are accumulated (FSDP2's"
+            " set_requires_gradient_sync): less memory, but GA times as many messages."
         ),
     ] = "step"
 
@@ -172,7 +172,7 @@ class Choices(Record):
         _training(flags=("--lr",), help="Peak learning rate. Default: the checkpoint's, else the recipe's.", above=0),
     ] = None
     warmup_steps: Annotated[
-        int | None, _training(help="Steps of learning-rate warm-up. Default: the checkpoint's or recipe's.", minimum=0)
+        int | None, _training(help="Learning-rate warm-up, in steps. Default: the checkpoint's or recipe's.", minimum=0)
     ] = None
     document_tokens: Annotated[
         int | None,
@@ -200,8 +200,7 @@ class Choices(Record):
         bool, _training(help="Cast to FP8, but multiply in bf16: for GPUs without FP8. This is not as fast as FP8.")
     ] = False
     deterministic: Annotated[
-        bool,
-        _training(help="Use only algorithms that repeat results bit for bit on the same machine; they may be slower."),
+        bool, _training(help="Use only algorithms that repeat results bit for bit on the same machine; may be slower.")
     ] = False
     recompute: Annotated[Recompute, _training(help="Activation checkpointing: none, selective or full.")] = "none"
     compiled: Annotated[
@@ -216,7 +215,8 @@ class Choices(Record):
         _training(
             flags=("--keep-logits/--no-keep-logits",),
             help="Keep a micro-batch's logits for the backward pass, which otherwise recomputes them in chunks: less"
-            " computation for more memory. Default: if they take at most 1/32 of the GPU's memory; not with adapters.",
+            " computation for more memory. Default: if they take at most 1/32 of the GPU's memory, and without"
+            " adapters.",
         ),
     ] = None
     """None for the default of ``keeps_logits``."""
@@ -231,25 +231,25 @@ class Choices(Record):
     communication: Annotated[
         Communication,
         _option(
-            help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before it gathers them, and begins"
-            " the shared expert while it sends tokens to experts; 'plain' does both later; results are the same."
-            " 'fused', for TP within a host, also sends parts of a sequence while it multiplies others, with torch's"
-            " fused operators in symmetric memory; 'halves', for EP, also sends half of a micro-batch's tokens while"
-            " experts process the other half, which rounds sums differently. Neither has been measured."
+            help="Tensor and expert parallelism: 'overlapped' casts gradients to FP8 before gathering them, and starts"
+            " the shared expert while sending tokens to experts; 'plain' does both later, with the same results."
+            " 'fused', for TP within a host, also sends parts of a sequence while multiplying others, with torch's"
+            " fused operators in symmetric memory; 'halves', for EP, also sends half of a micro-batch's tokens"
+            " while experts process the other half, which rounds sums differently. Neither 'fused' nor 'halves'"
+            " has been measured."
         ),
     ] = "overlapped"
     free_sms: Annotated[
         int,
         _option(
-            help="Multiprocessors of a GPU that matrix products leave free for communication (experimental in torch).",
-            minimum=0,
+            help="Number of SMs that matrix products leave free for communication (experimental in torch).", minimum=0
         ),
     ] = 0
     group_experts: Annotated[
         bool,
         _training(
-            help="In the forward pass, multiply the FP8 inputs of all experts in one product, not one per expert; no "
-            "effect except on GPUs of compute capability 9.0."
+            help="In the forward pass, multiply the FP8 inputs of all experts in one product, not one per expert; has"
+            " an effect only on GPUs of compute capability 9.0."
         ),
     ] = False
     force_load_balancing: Annotated[
@@ -295,9 +295,9 @@ class Choices(Record):
     weights: Annotated[
         str | None,
         _fine_tuning(
-            help="Checkpoint with the initial weights, the folder above 'weights'. Default: for a recipe "
-            "that fine-tunes, the result of 'llmb prepare checkpoint', else random weights. With --load-checkpoint "
-            "of adapters: their base weights, if these were moved.",
+            help="Checkpoint with the initial weights, the folder above 'weights'. Default: for a recipe that"
+            " fine-tunes, the result of 'llmb prepare checkpoint', else random weights. With --load-checkpoint of"
+            " adapters: their base weights, if these have moved.",
             folder=True,
         ),
     ] = None
@@ -333,7 +333,7 @@ class Choices(Record):
     ] = None
     verify_checkpoint: Annotated[
         bool,
-        _checkpoint(negates=True, help="Do not verify the checksums of checkpoint and dataset before they are read."),
+        _checkpoint(negates=True, help="Do not verify checksums of the checkpoint and dataset before reading them."),
     ] = True
     profiling: Profiling = Profiling()
     lora_rank: Annotated[
@@ -341,7 +341,7 @@ class Choices(Record):
     ] = None
     lora_alpha: Annotated[
         float | None,
-        _fine_tuning(help="Adapters' outputs are scaled by alpha / rank. Default: as for --lora-rank.", above=0),
+        _fine_tuning(help="Alpha; adapters' outputs are scaled by alpha / rank. Default: as for --lora-rank.", above=0),
     ] = None
     lora_dropout: Annotated[
         float | None,

@@ -44,8 +44,8 @@ class Profiling(Record):
     profiler: Annotated[
         Literal["auto", "nsys", "torch"],
         _option(
-            help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys on GPUs, but torch with"
-            " torchtitan, and if nsys is not on the PATH where llmb's engine runs."
+            help="Profiler: nsys (Nsight Systems; GPUs only) or torch (PyTorch's). auto: nsys on GPUs, but torch with"
+            " torchtitan, or if nsys is not on the PATH where llmb's engine runs."
         ),
     ] = "auto"
     profile_start_step: Annotated[
@@ -60,7 +60,7 @@ class Profiling(Record):
     profile_stop_step: Annotated[
         int | None,
         _option(
-            help="First step after the profile, and default of --steps unless the run resumes. Default: 25, 30 or 50,"
+            help="First step after the profile, and default for --steps unless the run resumes. Default: 25, 30 or 50,"
             " as in the recipe's document, if the run has these steps; otherwise, and with torchtitan, its end.",
             minimum=1,
             envvar="PROFILE_STOP_STEP",
@@ -80,7 +80,8 @@ class Profiling(Record):
     nccl_trace: Annotated[
         bool,
         _option(
-            help="Keep NCCL's log of every collective, by default of 5 steps, or 1 with --load-checkpoint. GPUs only.",
+            help="Keep NCCL's log of every collective in every step; --steps is then 5 by default, or 1 with"
+            " --load-checkpoint. GPUs only.",
             envvar="ENABLE_NCCLTRACE",
         ),
     ] = False

@@ -40,7 +40,7 @@ class Selection:
         _selection(
             name="workload",
             flags=("-w", "--workload"),
-            help="Workload, or several, separated by commas; see 'llmb list'. Default: all.",
+            help="Workload, or several separated by commas; see 'llmb list'. Default: all.",
             form=WORD,
         ),
     ] = ()
@@ -50,7 +50,7 @@ class Selection:
         _selection(
             name="size",
             flags=("-s", "--model-size", "--size"),
-            help="Model size, or several. Default: the file's; else all that llmb's engine trains, tiny only on CPUs.",
+            help="Model size, or several. Default: the file's, else all that llmb's engine trains (tiny only on CPUs).",
             form=WORD,
         ),
     ] = ()
@@ -59,7 +59,7 @@ class Selection:
         _selection(
             name="dtype",
             flags=("-d", "--dtype"),
-            help="Precision, or several. Default: the file's; else fp32 on CPUs, usually bf16 for one recipe, or all.",
+            help="Precision, or several. Default: the file's, else fp32 on CPUs, usually bf16 for one recipe, or all.",
             form=WORD,
         ),
     ] = ()
@@ -73,7 +73,7 @@ class Selection:
         ),
     ] = ()
     max_scale: Annotated[
-        int | None, _selection(help="Omit scales above N; without a file, add doublings of the largest.", minimum=1)
+        int | None, _selection(help="Omit scales above N; without a file, double the largest up to N.", minimum=1)
     ] = None
     min_scale: Annotated[bool, _selection(help="Include only the smallest scale of each recipe.")] = False
     exact_scales: Annotated[bool, _selection(help="Include only published scales, without doublings.")] = False

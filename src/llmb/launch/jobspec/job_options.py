@@ -123,8 +123,8 @@ class FrameworkChoices(Record):
     framework: Annotated[
         FrameworkName | None,
         _option(
-            help="Train with torchtitan or, in Slurm jobs only, with Megatron-Bridge in a container or the reference"
-            " suite's own launch script for the recipe's release. Default: llmb's engine."
+            help="Software that trains: torchtitan or, in Slurm jobs only, Megatron-Bridge in a container or the"
+            " reference suite's own launch script for the recipe's release. Default: llmb's engine."
         ),
     ] = None
     suite: Annotated[
@@ -148,7 +148,7 @@ class FrameworkChoices(Record):
     mounts: Annotated[str | None, _option(help="More mounts, such as /data or /data:/mnt, separated by commas.")] = None
     framework_arg: Annotated[
         tuple[str, ...],
-        _option(help="Argument of the framework. Repeatable.", metavar="[SECTION.]NAME=VALUE", repeatable=True),
+        _option(help="Argument for the framework. Repeatable.", metavar="[SECTION.]NAME=VALUE", repeatable=True),
     ] = ()
 
 

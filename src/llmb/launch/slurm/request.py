@@ -57,11 +57,11 @@ class SlurmChoices(Record):
         _option(
             basic=True,
             flags=("-p", "--partition"),
-            help="Partition, or several, separated by commas. Default: from the settings, else Slurm's default.",
+            help="Partition, or several separated by commas. Default: from the settings, else Slurm's default.",
             set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
         ),
     ] = None
-    qos: Annotated[str | None, _option(help="Quality of service.", set_by=("SBATCH_QOS",))] = None
+    qos: Annotated[str | None, _option(help="Slurm quality of service.", set_by=("SBATCH_QOS",))] = None
     time_limit: Annotated[
         str | None,
         _option(
@@ -77,13 +77,13 @@ class SlurmChoices(Record):
     gpus_per_node: Annotated[
         int | None,
         _option(
-            help="GPUs per node, or processes on a CPU. Default: as in cluster_config.yaml, else the GPU type's.",
+            help="GPUs per node (on CPUs: processes). Default: as in cluster_config.yaml, else the GPU type's.",
             minimum=1,
             set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
         ),
     ] = None
     gpu_request: Annotated[
-        GpuRequest | None, _option(help="Flag of sbatch that requests GPUs, or none. Default: as in the settings.")
+        GpuRequest | None, _option(help="sbatch flag that requests GPUs, or none. Default: as in the settings.")
     ] = None
     gres: Annotated[
         str | None, _option(help="Generic resources per node, such as nvme:1; GPUs are added as set by --gpu-request.")
@@ -100,21 +100,21 @@ class SlurmChoices(Record):
         ),
     ] = None
     constraint: Annotated[str | None, _option(help="Features that nodes need.", set_by=("SBATCH_CONSTRAINT",))] = None
-    reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
-    nice: Annotated[int | None, _option(help="Amount by which to lower the priority.")] = None
+    reservation: Annotated[str | None, _option(help="Slurm reservation.", set_by=("SBATCH_RESERVATION",))] = None
+    nice: Annotated[int | None, _option(help="Amount by which the job's priority is lowered.")] = None
     segment: Annotated[
         int | None,
         _option(
-            help="Nodes per NVLink domain (sbatch --segment). Default where a domain spans nodes: the largest "
-            "divisor of the job's number of nodes that fits in it."
+            help="Nodes per NVLink domain (sbatch --segment). Default if a domain spans nodes: the largest divisor of"
+            " the job's number of nodes that fits in the domain."
         ),
     ] = None
     dependency: Annotated[str | None, _option(help="Condition on other jobs, such as afterok:1234.")] = None
     retries: Annotated[
         int | None,
         _option(
-            help="Maximum number of restarts, from the last checkpoint, if any, after preemption, loss of a node and "
-            "other infrastructure failures. Default: as in cluster_config.yaml, else 0.",
+            help="Maximum number of restarts, from the last checkpoint if there is one, after preemption, loss of a"
+            " node or another infrastructure failure. Default: as in cluster_config.yaml, else 0.",
             minimum=0,
         ),
     ] = None
@@ -123,9 +123,7 @@ class SlurmChoices(Record):
     ] = None
     slurm_arg: Annotated[
         tuple[str, ...],
-        _option(
-            help="Another flag of sbatch; 'KEY=' removes a flag. Repeatable.", metavar="KEY[=VALUE]", repeatable=True
-        ),
+        _option(help="Another sbatch flag; 'KEY=' removes a flag. Repeatable.", metavar="KEY[=VALUE]", repeatable=True),
     ] = ()
     env: Annotated[
         tuple[str, ...], _option(help="Worker environment variable. Repeatable.", metavar="NAME=VALUE", repeatable=True)
@@ -133,14 +131,15 @@ class SlurmChoices(Record):
     start: Annotated[
         StartMode | None,
         _option(
-            help="torchrun: one task per node, which starts a worker per GPU; task-per-gpu: Slurm starts every worker. "
-            "Default: from the settings, else torchrun; megatron_bridge always uses task-per-gpu."
+            help="Launcher of workers. torchrun: one task per node, which starts a worker per GPU; task-per-gpu: Slurm"
+            " starts every worker. Default: from the settings, else torchrun; megatron_bridge always uses"
+            " task-per-gpu."
         ),
     ] = None
     vboost: Annotated[
         str | None,
         _option(
-            help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: the level of the"
+            help="Level for nvidia-smi boost-slider on every node while the workers train; recipe: the level of the"
             " published jobs, if the node allows it. Default: from the settings.",
             metavar="recipe|0-4",
             form=Form(pattern(r"recipe|[0-4]"), "recipe, or a level from 0 (none) to 4", any_case=True),
@@ -149,7 +148,7 @@ class SlurmChoices(Record):
     cpu_binding: Annotated[
         str | None,
         _option(
-            help="CPU cores per worker: number, none, or 'cores' for equal shares. Default: from settings, else none.",
+            help="CPU cores per worker: a number, none, or 'cores' (equal shares). Default: from settings, else none.",
             metavar="none|cores|N",
             form=Form(pattern(r"none|cores|\d{1,4}"), "none, cores or a number", any_case=True),
         ),
@@ -157,9 +156,9 @@ class SlurmChoices(Record):
     numa_binding: Annotated[
         NumaBinding | None,
         _option(
-            help="local: restrict workers to the cores and memory of their GPUs' NUMA nodes; auto: bind them to these "
-            "cores and prefer this memory where possible, if a node has several GPU workers and --cpu-binding is none. "
-            "Default: from the settings, else auto."
+            help="NUMA binding. local: restrict workers to the cores and memory of their GPUs' NUMA nodes; auto: bind"
+            " them to these cores and prefer this memory where possible, if a node has several GPU workers and"
+            " --cpu-binding is none. Default: from the settings, else auto."
         ),
     ] = None
 

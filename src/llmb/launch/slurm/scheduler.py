@@ -87,7 +87,7 @@ class SlurmAnswers(Record):
         str | None, _cluster(help="Partition for jobs without GPUs, or none to use the training partition.")
     ] = None
     gpu_request: Annotated[
-        GpuRequest | None, _cluster(help="Request for GPUs. Default: gpus-per-node if Slurm counts GPUs, else none.")
+        GpuRequest | None, _cluster(help="Request for GPUs. Default: gpus-per-node if Slurm manages GPUs, else none.")
     ] = None
     gres_type: Annotated[
         str | None, _cluster(help="GPU type in Slurm's requests for GPUs, or none. Default: none.", metavar="TYPE")

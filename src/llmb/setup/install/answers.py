@@ -86,15 +86,15 @@ class Answers(Record):
     python: Annotated[
         str | None,
         _software(
-            help="Python for the environment: a program, for uv also a version, for conda only a version. "
-            "Default: the Python that runs this command, or its version."
+            help="Python for the environment: a program or, for uv, also a version; for conda, only a version. Default:"
+            " the Python that runs this command, or its version."
         ),
     ] = None
     torch: Annotated[
         str | None,
         _software(
-            help="PyTorch build: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for that of "
-            "--python. Default: cpu without GPUs, else the newest that this machine's driver runs, else pypi."
+            help="PyTorch build: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for the one in"
+            " --python. Default: cpu without GPUs, else the newest that this machine's driver supports, else pypi."
         ),
     ] = None
     torch_version: Annotated[str | None, _software(help="Version of PyTorch, such as 2.11.0. Default: >=2.11.")] = None
@@ -111,13 +111,14 @@ class Answers(Record):
         str | None, _software(help="Folder for images. Default: 'images' in the installation.", folder=True)
     ] = None
     prepare: Annotated[
-        Where | None, _data(help="Prepare data and checkpoints for fine-tuning: on this machine, in jobs, or not.")
+        Where | None,
+        _data(help="Where to prepare fine-tuning data and checkpoints: this machine, jobs, or not at all."),
     ] = None
     dataset_source: Annotated[
         str | None, _data(help="Folder or file with the dataset. Default: the Hugging Face hub.", folder=True)
     ] = None
     checkpoint_source: Annotated[
-        str | None, _data(help="Folder with the Hugging Face model, if it is only one. Default: the hub.", folder=True)
+        str | None, _data(help="Folder with the Hugging Face model, if there is one. Default: the hub.", folder=True)
     ] = None
     size: Annotated[str | None, _data(help="Model size to prepare. Default: all except tiny.")] = None
 
