@@ -111,7 +111,7 @@ class Selected:
     label: Annotated[
         str | None, typer.Option("--label", autocompletion=COMPLETIONS["label"], help="Show only runs with this label.")
     ] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Show at most this many, the newest. 0: all.")] = 50
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show only this many of the newest; 0: all.")] = 50
     no_refresh: Annotated[
         bool, typer.Option("--no-refresh", help="Show the last known states without querying schedulers.")
     ] = False

@@ -94,7 +94,7 @@ class Answers(Record):
         str | None,
         _software(
             help="PyTorch build: pypi, cpu, cu126, cu128, cu130, the address of an index, or 'existing' for the one in"
-            " --python. Default: cpu without GPUs, else the newest that this machine's driver supports, else pypi."
+            " --python. Default: cpu if the GPU type is; else the newest this machine's driver supports, else pypi."
         ),
     ] = None
     torch_version: Annotated[str | None, _software(help="Version of PyTorch, such as 2.11.0. Default: >=2.11.")] = None
