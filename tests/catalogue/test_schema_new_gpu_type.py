@@ -77,7 +77,7 @@ def test_it_is_listed_for_every_size_and_borrows_layouts(printed: list[dict[str,
             if size not in ("120b", "671b", "1t"):  # only of the GPU types in Megatron-Bridge's tables
                 assert "x100" in found["gpu_types"], (workload["workload"], size)
     assert is_layout_of("h100", borrowed["layout"])
-    assert borrowed["notes"][-1] == "the layout was published for h100, none for x100"
+    assert borrowed["notes"][-1] == "the layout was published for h100; x100 has none"
     assert {"NCCL_NVLS_ENABLE", "NCCL_NET_GDR_C2C"} <= {item["name"] for item in borrowed["job"]["variables"]}
     assert proxy["recipe"]["proxy"]
     assert is_layout_of("b200", proxy["layout"])

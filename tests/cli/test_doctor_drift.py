@@ -69,7 +69,7 @@ def test_another_node_is_compared_with_what_is_usual_in_a_run(
     assert [one["key"] for one in found["drift"]] == ["kernel.release"], "its recipe may have set the variable"
     plain = write_run(install / "others", gpu_record(scale=8), times_around(10.0))
     code, _, err = called(capsys, "--against", str(plain))
-    assert (code, "recorded settings of its nodes" in err) == (2, True)
+    assert (code, "recorded the settings of its nodes" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def oss(tmp_path: Path) -> Path:
 
 def test_its_recipe_is_shown_with_its_digest_and_without_figures(llmb: Run, small: Path) -> None:
     text = llmb("show", "--model-config", str(small)).stdout
-    assert f"no figures are published for this qwen3 of {small} (sha256 " in text
+    assert f"no figures are published for the qwen3 model in {small} (sha256 " in text
     assert "none (the model is from a file)" in text
     document = json.loads(llmb("show", "--model-config", str(small), *H100, "--json").stdout)
     assert (document["recipe"]["workload"], document["recipe"]["size"]) == ("pretrain_custom", "small")

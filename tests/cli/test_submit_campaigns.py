@@ -81,7 +81,7 @@ def test_a_campaign_is_queued_twice_only_if_that_is_asked_for(
     assert call(*command, "--yes").exception is None
     assert queued() == 2
     error = refused(*command, "--yes")
-    assert "all 2 jobs were queued before, by campaign " in error.what
+    assert "all 2 jobs were already queued by campaign " in error.what
     assert "--new" in str(error.do)
     shown = call(*command, "--dry-run")
     assert shown.exception is None

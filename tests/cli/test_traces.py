@@ -210,7 +210,7 @@ def test_nothing_of_nccl_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log.out"
     path.write_text("Training epoch 0, iteration 0/4 | train_step_timing in s: 1\n")
     said = call("nccl", path, code=2).stderr
-    assert "no output of NCCL found" in said and "NCCL_DEBUG_SUBSYS" in said and str(path) in said
+    assert "no NCCL output found" in said and "NCCL_DEBUG_SUBSYS" in said and str(path) in said
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_nothing_of_nccl_is_an_error(tmp_path: Path) -> None:
     [
         (
             "node7:1:1 [0] NCCL INFO Bootstrap: Using eth0\n" * 3,
-            "3 lines of NCCL without a network or a collective, such as 'NCCL INFO Bootstrap: Using eth0'",
+            "3 NCCL lines without a network or a collective, such as 'NCCL INFO Bootstrap: Using eth0'",
         ),
         (
             "#   size  count  type  redop  root  time  algbw  busbw  #wrong\n   1,024  256  float\n",
@@ -229,7 +229,7 @@ def test_nothing_of_nccl_is_an_error(tmp_path: Path) -> None:
 def test_what_of_nccl_is_not_read_is_told(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "log.out"
     path.write_text(text)
-    assert f"no readable output of NCCL: {says}\n" in call("nccl", path, code=2).stderr
+    assert f"no readable NCCL output: {says}\n" in call("nccl", path, code=2).stderr
 
 
 def test_wrong_results_of_one_table_are_told_below_it(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ MISTAKES = [
     # Values.
     ("run 8b", 2, "'8b' is a size; the workload is missing"),
     ("show pretrain_grok1 314b", 2, "llmb has no recipe for grok"),
-    (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never tested on AMD Instinct MI300X"),
+    (f"run {RECIPE} --gpu-type mi300x --dry-run", 2, "never been tested on AMD Instinct MI300X"),
     ("predict pretrain_llama3.1 8b --gpu-type mine.yaml", 2, "'memory' accept other types with --hardware FILE"),
     ("run my_sweep.yaml", 2, "to queue or start the runs that a file lists, use 'llmb bulk FILE'"),
     ("predict my/config.json", 2, "use --model-config FILE to show, predict, plan or run"),

@@ -78,7 +78,7 @@ def test_saved_metadata_names_no_path(tmp_path):
 
 def test_objects_are_refused_because_torch_would_unpickle_them(tmp_path):
     save_here({"a": torch.ones(3), "extra": {"anything": "else"}}, tmp_path)
-    with pytest.raises(ValueError, match="BytesStorageMetadata, which no checkpoint of llmb does"):
+    with pytest.raises(ValueError, match="BytesStorageMetadata, which no checkpoint of llmb contains"):
         TensorReader(tmp_path).read_metadata()
 
 
@@ -100,7 +100,7 @@ def test_members_of_enums_are_read_as_any_version_of_python_saves_them():
 
 def test_other_attributes_are_refused():
     saved = pickle.dumps(Attribute(Path, "home"))
-    with pytest.raises(ValueError, match="which no checkpoint of llmb does"):
+    with pytest.raises(ValueError, match="which no checkpoint of llmb contains"):
         MetadataUnpickler(io.BytesIO(saved)).load()
     saved = pickle.dumps(Attribute(MetadataIndex, "__init__"))
     with pytest.raises(ValueError, match=r"takes __init__ from .*, which is not an enum"):
@@ -117,7 +117,7 @@ class Malicious:
 
 def test_metadata_that_would_run_something_runs_nothing(tmp_path):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Malicious(str(tmp_path / "ran"))))
-    with pytest.raises(ValueError, match="mkdir, which no checkpoint of llmb does"):
+    with pytest.raises(ValueError, match="mkdir, which no checkpoint of llmb contains"):
         TensorReader(tmp_path).read_metadata()
     assert not (tmp_path / "ran").exists()
 

@@ -201,7 +201,7 @@ def prepare_again(folder: Path) -> None:
         (swap_packs, "packs.npy does not divide the documents"),
         (shorten_documents, "documents.npy does not divide the tokens"),
         (overfill, "a pack has more than 128 tokens"),
-        (prepare_again, "it was prepared again since the run was planned"),
+        (prepare_again, "it has been prepared again since the run was planned"),
     ],
 )
 def test_damage_is_found_before_the_first_step(
@@ -222,7 +222,7 @@ def test_damage_is_found_before_the_first_step(
 def test_a_dataset_for_another_layout_or_model_is_refused(tiny_plan: MakePlan, tmp_path: Path) -> None:
     other = packed_data.small_dataset(tmp_path / "other", seq_len=64, vocab_size=5000)
     assert list(dataset_problems(with_dataset(tiny_plan(), other))) == [
-        "it is packed to sequences of 64 tokens, but the layout has sequences of 128",
+        "it is packed into sequences of 64 tokens, but the layout has sequences of 128",
         "the vocabulary of its tokenizer, llmb/tiny, has 5000 tokens, but the model's has 1024",
     ]
 

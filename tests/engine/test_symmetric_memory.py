@@ -98,7 +98,7 @@ def test_operators_are_tried_before_the_first_step(
         assert found["refused"] is None
         assert set(found["calls"]) == set(OPERATORS)
         assert found["difference"] == 0
-        assert found["wrong"] == "the fused operators compute other products than the separate ones"
+        assert found["wrong"] == "the fused and the separate operators compute different products"
 
 
 def test_tensor_parallel_ranks_on_several_hosts_are_refused(

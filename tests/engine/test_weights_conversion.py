@@ -316,7 +316,7 @@ def break_off(models, source, folder, monkeypatch, after):
         patch.setattr(chunk_files, "FileWriter", Failing)
         with pytest.raises(EnvironmentProblem, match="No space left on device") as caught:
             import_small(models, source, folder, [])
-    assert "files that are finished are kept" in caught.value.do
+    assert "finished files are kept" in caught.value.do
 
 
 def times(folder):

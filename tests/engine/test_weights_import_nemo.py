@@ -148,7 +148,7 @@ def test_a_layout_that_is_not_known_is_refused(models, nemo, file, content, said
 
 def test_metadata_that_would_run_code_is_refused(models, nemo):
     (nemo / "weights" / ".metadata").write_bytes(pickle.dumps(Path.unlink))
-    assert "which no checkpoint of NeMo does" in refused(models["llama"], nemo)
+    assert "which no checkpoint of NeMo contains" in refused(models["llama"], nemo)
 
 
 def test_weights_of_another_shape_and_truncated_files_are_refused(models, nemo):

@@ -96,7 +96,7 @@ def test_a_log_of_half_the_work_is_not_judged_as_the_recipe(tmp_path: Path) -> N
     found, code = call("judge", tmp_path / "half", "--gpu-type", "h100")
     (judged,) = found["judged"]
     assert (judged["reference"]["kind"], judged["soft"]) == ("prediction", True), "the published figure is of 128"
-    assert "global batch size 64, and 128 in the recipe" in judged["reference"]["source"]
+    assert "global batch size 64, but 128 in the recipe" in judged["reference"]["source"]
     (parsed,) = call("parse", tmp_path / "half", "--gpu-type", "h100")[0]["results"]
     assert (parsed["layout"], parsed["mfu_pct"]) == ({"gbs": 64}, {})
     write(tmp_path / "eighth" / NAME.format(1), s=1.55, gbs=16)

@@ -89,7 +89,7 @@ def test_auto_binds_only_where_every_gpu_s_socket_is_told(node: Path, tmp_path: 
 
 def test_auto_does_not_bind_to_a_socket_that_may_be_another_s(node: Path) -> None:
     with_gpus(node, (0, 0, 1, 1))
-    assert reason(node, allowed="0-3") == "the workers may not use the cores of all GPUs' NUMA nodes"
+    assert reason(node, allowed="0-3") == "the workers are not allowed to use the cores of every GPU's NUMA node"
     assert reason(node, workers=1) == "LOCAL_WORLD_SIZE is unset or 1"
     told = "the job has only some of the node's GPUs, which Slurm numbers from 0"
     assert reason(node, workers=2, SLURM_JOB_ID="7", CUDA_VISIBLE_DEVICES="0,1") == told

@@ -274,7 +274,7 @@ def test_a_log_whose_recipe_is_known_is_judged_against_the_published_figure(judg
     found, _ = judge(other, "--gpu-type", "h100")
     source = found["reference"]["source"]
     assert source.startswith("a prediction of llmb predict, ±4 %, as the catalogue has no recipe with the layout")
-    assert source.endswith("layout.tp 2, and 1 in the recipe")
+    assert source.endswith("layout.tp 2, but 1 in the recipe")
     assert (found["reference"]["kind"], found["soft"]) == ("prediction", True)
 
 

@@ -193,7 +193,7 @@ def test_the_batch_selects_between_rows_and_larger_scales_are_marked() -> None:
 def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
     parts = "lacks mxfp8, attention sinks, sliding window, expert biases, clamped GLU, YaRN"
     recipe = resolve(CATALOGUE, Request(workload="pretrain_gpt_oss", size="120b", gpu_type="gb300"))
-    with pytest.raises(UsageError, match=f"{parts}: Megatron-Bridge or torchtitan may train this recipe"):
+    with pytest.raises(UsageError, match=f"{parts}: Megatron-Bridge or torchtitan may support this recipe"):
         make_plan(recipe, Choices(), device="cuda")
     tuned = resolve(CATALOGUE, Request(workload="sft_llama3", size="70b", gpu_type="h100", release="mb"))
     assert predicted_step(CATALOGUE, make_plan(tuned, Choices(), device="cuda"), BRIDGE) is not None
@@ -321,4 +321,4 @@ def test_a_log_is_judged_by_its_row(tmp_path: Path, number: int) -> None:
     assert judged(tmp_path / "slow", row, figure, gbs, 1.2).verdict == "regressed"
     half = judged(tmp_path / "half", row, figure, gbs // 2, 0.5)
     assert half.verdict == "not comparable"
-    assert f"{gbs // 2}, and {gbs} in the recipe" in (half.reason or "")
+    assert f"{gbs // 2}, but {gbs} in the recipe" in (half.reason or "")

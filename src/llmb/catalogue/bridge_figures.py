@@ -181,7 +181,7 @@ class BridgeTables:
         found = version and recipes.find(version, model.recipe, row.task, row.gpu, dtype, row.gpus)
         recipe = found if found and found.is_laid_out(row.sizes) else None
         of = f"Megatron-Bridge {version}, recipe {model.recipe} for {row.gpus} {row.gpu} in {dtype}"
-        why = f"the recipe leaves it to a default ({of})" if recipe else f"no recipe of {row.release} was read"
+        why = f"the recipe leaves it to a default ({of})" if recipe else f"no recipe from {row.release} was read"
         for key, what in WAYS.items():
             value = getattr(recipe, key, None)
             if value or key in ALWAYS:

@@ -255,7 +255,7 @@ class Catalogue:
     def undescribed_text(self) -> str:
         """Return the undescribed workloads and sizes in one line."""
         names = ", ".join(" ".join((name, *sizes)) for name, sizes in self.undescribed.items())
-        return f"only figures, to judge logs by: {names}"
+        return f"figures only, for judging logs: {names}"
 
     @cached_property
     def figures(self) -> tuple[PublishedFigure, ...]:

@@ -53,7 +53,7 @@ def custom_workload(template: Path, own: UserModel) -> WorkloadFile:
         seq_len=min(model.max_seq_len, MOST_TOKENS),
         above_largest="refuse",
         batch_rule=BatchRule(gpus=1, gbs=8),
-        notes=("the layout is a start: 'llmb plan' finds faster ones, and 'llmb memory' checks if it fits",),
+        notes=("the layout is a starting point: 'llmb plan' finds faster ones, and 'llmb memory' checks if it fits",),
         rows=rows,
     )
     runs_on_cpu = model.other_parts is None and parameter_count(model)[0] <= MOST_ON_CPU

@@ -58,7 +58,7 @@ def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengt
         tokens=seq_len,
         sum_of_squares=expected_squares(seq_len, mean, kind=kind),
         chunked_sum_of_squares=expected_squares(seq_len, mean, chunked.chunk_size, kind) if chunked and long else None,
-        source=f"expected of synthetic documents of {mean} tokens on average{like}",
+        source=f"expected for synthetic documents of {mean} tokens on average{like}",
     )
 
 

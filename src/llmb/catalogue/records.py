@@ -536,7 +536,7 @@ class ConfigFile(Record):
 
     @property
     def text(self) -> str:
-        return f"no figures are published for this {self.model_type} of {self.path} (sha256 {self.sha256[:12]})"
+        return f"no figures are published for the {self.model_type} model in {self.path} (sha256 {self.sha256[:12]})"
 
 
 class Recipe(Record):
@@ -608,8 +608,8 @@ class Recipe(Record):
         """Describe what llmb's engine lacks for the recipe, and which programs may train it; None if nothing."""
         own = () if self.dtype in ENGINE_DTYPES else (self.dtype.value,)
         lacks = (*own, *self.model.other_names)
-        ours = "Megatron-Bridge or torchtitan may train this recipe ('--framework megatron_bridge' or 'torchtitan')"
-        programs = f"{ours}, and llmb judges logs of other programs"
+        ours = "Megatron-Bridge or torchtitan may support this recipe ('--framework megatron_bridge' or 'torchtitan')"
+        programs = f"{ours}, and llmb judges logs from other programs"
         if file := self.config_file:
             programs = f"{file.programs or 'no program that llmb starts'} can train models of type {file.model_type}"
         return f"llmb's engine lacks {', '.join(lacks)}: {programs}" if lacks else None

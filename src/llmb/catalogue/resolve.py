@@ -251,7 +251,7 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 
 def _undescribed(catalogue: Catalogue, name: str) -> UsageError:
     sizes = catalogue.undescribed[name]
-    what = f"the catalogue has figures of {name} {' and '.join(sizes)}, but no description of the model"
+    what = f"the catalogue has figures for {name} {' and '.join(sizes)}, but no description of the model"
     return UsageError(what, do=f"judge a log instead: 'llmb judge LOG -w {name} -s {sizes[0]}'")
 
 
@@ -509,7 +509,7 @@ def layout_error(problems: Sequence[str]) -> UsageError:
 def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:
     decisions = [*pick.notes]
     if pick.choice.borrowed_from:
-        decisions.append(f"the layout was published for {pick.choice.borrowed_from}, none for {gpu_type}")
+        decisions.append(f"the layout was published for {pick.choice.borrowed_from}; {gpu_type} has none")
     if changed:
         pairs = ", ".join(f"{name} {getattr(published, name)} -> {value}" for name, value in changed.items())
         decisions.append(f"changed by options: {pairs}")

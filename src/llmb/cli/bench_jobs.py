@@ -414,7 +414,7 @@ def _check_ranks(sweep: CollectiveRequest, ranks: int) -> None:
             "collectives need at least two ranks", do="pass --nodes 2, or --ranks 2; on one GPU, also --device cpu"
         )
     if sweep.ranks not in (None, ranks):
-        what = f"the recipe exchanges tokens over EP {sweep.ranks}, but {ranks} ranks would measure"
+        what = f"the recipe exchanges tokens over EP {sweep.ranks}, but the measurement has {ranks} ranks"
         raise UsageError(what, do=f"pass --ranks and --nodes for {sweep.ranks} ranks, or --ep {ranks} if valid")
 
 

@@ -381,5 +381,5 @@ def find_reference(install: Path, text: str) -> tuple[RunRecord, NodesSettings]:
             if run.record.image:
                 settings = settings.model_copy(update={"usual": {**settings.usual, "software.image": run.record.image}})
             return run.record, settings
-    what = f"no run that '{text}' selects recorded settings of its nodes"
+    what = f"no run that '{text}' selects recorded the settings of its nodes"
     raise UsageError(what, do="pass a run of llmb's engine, or a Slurm job, that was not started with --no-resources")

@@ -228,6 +228,6 @@ def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) 
 
 def _print_removal(root: Path, removal: Removal, *, json: bool) -> None:
     document = {"status": "removed", "path": root, "removed": removal.removed, "kept": removal.remaining}
-    states = {"removed": removal.removed, "kept: changed since, or not empty": removal.remaining}
+    states = {"removed": removal.removed, "kept: changed since installation, or not empty": removal.remaining}
     rows = [(path, state) for state, paths in states.items() for path in paths]
     print_output(document if json else table_of(f"Removed from {root}", rows, texts("path: 0", "state: 1")))

@@ -108,7 +108,7 @@ class ReferenceOptions:
         if self.tolerance is not None and any(name in alone for name in given):
             raise UsageError(f"--tolerance has no effect with {given[0]}", do="omit --tolerance")
         if bisect and self.write_expectations:
-            raise UsageError("--bisect needs a verdict, and --write-expectations has none", do="pass only one")
+            raise UsageError("--bisect needs a verdict, but --write-expectations gives none", do="pass only one")
         if explain and any(name in alone for name in given):
             raise UsageError(f"--explain cannot be combined with {given[0]}", do="pass only one")
         return Against(runs=self.against, expectations=_expected(self.expect), tolerance=limit, window=self.window)

@@ -460,7 +460,7 @@ def plan_with(
     start = plan_to_search(recipe, choices)
     unsupported = "the search needs sequence parallelism (--no-sequence-parallel disables it)"
     if why := why_not_estimated(start) or ("sequence_parallel" in sizes and unsupported):
-        raise UsageError(f"layouts cannot be compared: {why}", do="avoid what is in parentheses")
+        raise UsageError(f"layouts cannot be compared: {why}", do="avoid the options in parentheses")
     ways = {"recompute": choices.recompute, **parallelism.model_dump(), "max_memory_gib": wanted.max_memory_gib}
     searched = {name for name in WITH_DEFAULTS if name not in explicit}
     constraints = {**sizes, **{name: ways[name] for name in ways if ways[name] is not None and name not in searched}}

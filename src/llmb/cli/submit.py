@@ -137,7 +137,7 @@ def run_campaign(
 
 
 def _queued_before(campaign: Campaign) -> str:
-    return f"all {len(campaign.jobs)} jobs were queued before, by campaign {campaign.campaign} of {campaign.created_at}"
+    return f"all {len(campaign.jobs)} jobs were already queued by campaign {campaign.campaign} of {campaign.created_at}"
 
 
 def _left_open(context: CampaignContext, requested: RequestedJobs, proposal: Proposal) -> list[str]:
@@ -181,7 +181,7 @@ def _raise_refusals(outcome: SubmissionOutcome) -> None:
         jobs = outcome.campaign.jobs
         refused = sum(job.state == "refused" for job in jobs)
         reasons = itemized(error.what for error in outcome.refusals)
-        do = "correct the cause and repeat the command: unchanged, and without --new, it submits only these jobs"
+        do = "correct the cause and repeat the command unchanged, without --new: it submits only these jobs"
         raise UsageError(f"{refused} of {len(jobs)} jobs could not be queued:{reasons}", do=do)
 
 

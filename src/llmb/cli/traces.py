@@ -87,7 +87,7 @@ def nccl(
         named = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         unread = describe_unread(files)
         raise UsageError(
-            f"no readable output of NCCL: {unread}" if unread else "no output of NCCL found",
+            f"no readable NCCL output: {unread}" if unread else "no NCCL output found",
             where=named,
             choices=EXPECTED,
             do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,COLL, or use 'llmb run --nccl-trace'",

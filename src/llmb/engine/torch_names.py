@@ -108,4 +108,4 @@ def untried(version: str) -> str | None:
     """Return the note for results with an untested version of torch; None for a version in ``TRIED``."""
     if ".".join(version.split(".")[:2]) in TRIED:
         return None
-    return f"torch {version} was never tested with this version of llmb, only {' and '.join(TRIED)}"
+    return f"torch {version} has never been tested with this version of llmb, only {' and '.join(TRIED)}"

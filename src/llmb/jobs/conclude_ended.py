@@ -73,7 +73,7 @@ def conclude_job(store: Store, job: Job, say: Say) -> Job:
     try:
         _conclude(job)
     except (OSError, ValueError) as error:
-        say(f"run {job.id} has no result, and it cannot be written: {error}")
+        say(f"run {job.id} has no result, and one cannot be written: {error}")
         return job
     say(f"run {job.id} ended without a result ({job.state}); concluding it now from its files")
     concluded = _with_result(job, read_record(job.folder))

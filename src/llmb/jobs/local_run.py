@@ -102,10 +102,10 @@ class LocalRun:
         processes = NodeProcesses()
         processes.look()
         for run in processes.others():
-            yield f"warning: another run is on this machine: {run_text(run)}; step times of both will be unreliable"
+            yield f"warning: another run is using this machine: {run_text(run)}; step times of both will be unreliable"
         gpus = find_gpus() if self.plan.device == "cuda" else None
         if gpus and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
-            yield f"warning: other processes compute on this machine's GPUs: PID {', '.join(map(str, pids))}"
+            yield f"warning: other processes are using this machine's GPUs: PID {', '.join(map(str, pids))}"
 
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> EndedRun:
         """Make the run, write its record, and return the ended run even if it failed.

@@ -114,7 +114,7 @@ def _check_network(fabric: Fabric, site: Site, variables: Iterable[Variable]) ->
     names = {variable.name for variable in variables} | set(site.shell)
     missing = [name for name in fabric.needs if name not in names]
     if missing:
-        what = f"the network {fabric.fabric} needs {', '.join(missing)} with the values of this cluster"
+        what = f"the network {fabric.fabric} needs this cluster's values of {', '.join(missing)}"
         raise UsageError(what, do="set each under 'environment' in cluster_config.yaml")
 
 

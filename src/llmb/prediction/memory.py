@@ -50,10 +50,10 @@ def estimate(plan: EnginePlan, ranks: Sequence[int] | None = None) -> MemoryUse:
     """Return the peak memory of ``ranks``, by default one per pipeline rank; raise UsageError if it cannot be
     estimated."""
     if why := why_not_estimated(plan):
-        raise UsageError(why, do="omit --estimate, if llmb's engine has the model, or avoid what is in parentheses")
+        raise UsageError(why, do="omit --estimate, if llmb's engine has the model, or avoid the options in parentheses")
     plan, assumptions = countable(plan)
     if names := plan.recipe.model.other_names:
-        assumptions = (*assumptions, f"{', '.join(names)}: in memory as llmb's engine would hold them, unmeasured")
+        assumptions = (*assumptions, f"{', '.join(names)}: counted as llmb's engine would hold them, but not measured")
     layout = plan.recipe.layout
     sizes, layers = Sizes(plan), stage_layers(layout)
     found = [

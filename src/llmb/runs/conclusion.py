@@ -431,7 +431,7 @@ def _other_result(record: RunRecord, steps: Sequence[Step]) -> Iterator[str]:
         yield f"{mean} is {fmean(times):.6g} s, but its result has {mean_s:.6g} s"
     tokens, rate = record.plan.recipe.layout.gbs * record.plan.recipe.layout.seq_len, result and result.tokens_per_s
     if mean_s and rate and not math.isclose(rate * mean_s, tokens, rel_tol=0.01):
-        yield f"its result has {rate:.6g} tokens/s, but {tokens / mean_s:.6g} by its step time"
+        yield f"its result has {rate:.6g} tokens/s, but {tokens / mean_s:.6g} according to its step time"
 
 
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:

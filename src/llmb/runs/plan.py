@@ -377,9 +377,9 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
     for difference in model_differences(recipe.model, record.model):
         yield f"the checkpoint is of another model: {difference}"
     if recipe.lora and record.lora is None:
-        yield "the checkpoint contains all weights, and LoRA resumes from adapters; pass it with --weights instead"
+        yield "the checkpoint contains all weights, but LoRA resumes from adapters; pass it with --weights instead"
     elif record.lora and recipe.lora is None:
-        yield f"the checkpoint contains only adapters, and {recipe.workload} trains all weights"
+        yield f"the checkpoint contains only adapters, but {recipe.workload} trains all weights"
     if record.seed is not None and seed is not None and seed != record.seed:
         yield f"--seed is {seed}, but the checkpoint was trained with {record.seed}; omit --seed"
     for name, value in choices.lora_changes().items() if record.lora else ():
@@ -420,7 +420,7 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
 def pretending(recipe: Recipe, rank: int) -> Recipe:
     """Return the recipe with one rank running alone, without expectations."""
     alone = recipe.model_copy(update={"pretended_rank": rank})
-    reason = f"{alone.pretended_text}: published figures are of all ranks"
+    reason = f"{alone.pretended_text}: published figures are for all ranks"
     return alone.model_copy(update={"expectations": (), "expectations_reason": reason})
 
 

@@ -182,7 +182,7 @@ class Search:
             self.problems.append(f"there is no dataset in {path}; {do}")
             return {}
         except (OSError, ValidationError, ValueError) as error:
-            damaged = "it is damaged, or of another version of llmb; prepare it again with --force and its --source"
+            damaged = "it is damaged, or from another version of llmb; prepare it again with --force and its --source"
             why = error.strerror if isinstance(error, OSError) else damaged
             self.problems.append(f"the dataset in {path} cannot be read: {why}")
             return {}

@@ -129,12 +129,12 @@ class Profiling(Record):
         if self.nccl_trace and self.profile:
             yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
         if self.nccl_trace and device == "cpu":
-            yield "--nccl-trace needs GPUs: on a CPU ranks communicate with gloo, which writes no such log"
+            yield "--nccl-trace needs GPUs: on a CPU, ranks communicate with gloo, which writes no such log"
         if not self.profile:
             yield from self._without_profile()
             return
         if self.profiler == "nsys" and device == "cpu":
-            yield "--profiler nsys needs GPUs; on a CPU use the PyTorch profiler, --profiler torch"
+            yield "--profiler nsys needs GPUs; on a CPU, use the PyTorch profiler, --profiler torch"
         if self.profile_gpu_metrics and (self.profiler == "torch" or device == "cpu"):
             yield "--profile-gpu-metrics needs Nsight Systems, on GPUs; omit the option"
         if self.profile_ranks is not None:

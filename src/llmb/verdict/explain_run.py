@@ -155,7 +155,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
 def _more(item: CauseShare, other: CauseShare | None) -> CauseShare:
     if other is None or other.share_s is None or item.share_s is None:
         return item
-    note = f"the baseline has {other.share_s:.3f} s of it, which are not counted"
+    note = f"the baseline has {other.share_s:.3f} s of it, which is not counted"
     return replace(item, share_s=item.share_s - other.share_s, evidence=(*item.evidence, note))
 
 

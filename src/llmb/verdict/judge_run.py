@@ -70,7 +70,7 @@ def is_pretended(run: AnalyzedRun) -> bool:
 def judge_pretended(repeats: Sequence[AnalyzedRun]) -> Judged:
     """Judge runs of a single pretended rank as 'not comparable'."""
     why = flaw_of(repeats[0])
-    assert why, "a rank alone measures no step of all"
+    assert why, "a rank that runs alone measures no step of all ranks"
     return Judged(title_of_run(repeats[0]), tuple(repeats), without_reference("not comparable", why))
 
 
@@ -135,12 +135,12 @@ def _no_recipe(known: Mapping[str, Value], catalogue: Catalogue) -> Missing:
     workload, release = catalogue.workloads.get(str(known["workload"])), known.get("release")
     releases = releases_of(workload, str(known["size"])) if workload else []
     if release and releases and release not in releases:
-        return Missing(f"the log is of release {release}, but figures exist only for {' and '.join(releases)}")
+        return Missing(f"the log is from release {release}, but figures exist only for {' and '.join(releases)}")
     named = {key: known[key] for key in (*NEEDED, "release") if key in known}
     recipe, row = find_recipe(named, catalogue), find_row(named, catalogue)
     printed = {f"layout.{name}": size for name, size in row.sizes.items()} if row else {}
     others = other_sizes(known, recipe) if recipe else {k: v for k, v in printed.items() if known.get(k, v) != v}
-    differs = [f"{title_of(key)} {known[key]}, and {size} in the recipe" for key, size in others.items()]
+    differs = [f"{title_of(key)} {known[key]}, but {size} in the recipe" for key, size in others.items()]
     return Missing("; ".join([NO_RECIPE, *differs]))
 
 

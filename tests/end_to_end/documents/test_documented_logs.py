@@ -143,12 +143,12 @@ def test_nodes_and_releases_that_are_not_known_are_not_guessed(tmp_path: Path) -
     reference = judged(tmp_path / "a", "--gpu-type", "h100")["reference"]
     assert reference["kind"] == "prediction", "two nodes are 8 GPUs on GB200 alone"
     assert reference["source"].endswith(
-        "the catalogue has no recipe with the layout of this log; layout.tp 1, and 2 in the recipe"
+        "the catalogue has no recipe with the layout of this log; layout.tp 1, but 2 in the recipe"
     )
     log = "results/25.01/bf16/405b/576/log-nemo_llama3.1_405b_576_4711.out"
     place(tmp_path / "b", log, steps(17, 0.1, range(50), 252))
     assert judged(tmp_path / "b", "--gpu-type", "h100")["reason"] == (
-        "the log is of release 25.01, but figures exist only for 24.11 and 25.04"
+        "the log is from release 25.01, but figures exist only for 24.11 and 25.04"
     )
 
 

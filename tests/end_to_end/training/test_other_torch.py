@@ -40,7 +40,7 @@ def test_a_version_that_was_never_tried_is_said(
     plan = tiny_plan(scale=1, steps=4)
     result = run_with("2.99.0", forked_python, plan, tmp_path)
     assert result.status == "success"
-    said = "torch 2.99.0 was never tested with this version of llmb, only 2.11 and 2.13"
+    said = "torch 2.99.0 has never been tested with this version of llmb, only 2.11 and 2.13"
     assert result.untried == said
     assert said in [row[-1] for row in run_table(plan, result).rows]
 

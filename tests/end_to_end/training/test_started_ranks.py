@@ -52,7 +52,7 @@ def test_ranks_started_by_hand_and_by_torchrun_train_as_those_that_llmb_starts(
     assert (first[0], other[:2]) == (0, (0, "")), first[2] + other[2]
     by_hand = json.loads(first[1])
     assert (by_hand["status"], by_hand["recipe"]["scale"]) == ("success", 2)
-    assert "another run is on this machine" not in first[2]
+    assert "another run is using this machine" not in first[2]
     record = json.loads((Path(by_hand["run_dir"]) / "run.json").read_text())
     nodes = record["result"]["other_work"]["nodes"]
     runs = [run for node in nodes for run in node["runs"]]

@@ -317,7 +317,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(
     left = list((tmp_path / "kept").iterdir())
     if action == "import" and room > 0:
         assert left == [partial_path(tmp_path / "kept" / "new")]
-        assert "run the same command again: files that are finished are kept" in result.stderr
+        assert "run the same command again: finished files are kept" in result.stderr
     else:
         assert not left
 

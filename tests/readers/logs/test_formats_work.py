@@ -70,7 +70,7 @@ def test_the_batch_of_the_lines_is_that_of_the_run(lines: list[str]) -> None:
     assert judged(lines, path=NAMED).status == "success"
     other = judged(lines, path=Path(str(NAMED).replace("gbs128", "gbs64")))
     assert other.status == "invalid"
-    assert other.reason == "the global batch size is 128 in the log's lines, but 64 by its name or arguments"
+    assert other.reason == "the global batch size is 128 in the log's lines, but 64 in its name or arguments"
     assert other.step_time_s is None
 
 
@@ -88,7 +88,7 @@ def arguments(gpus: int) -> str:
 def test_a_layout_that_changes_between_steps_is_no_measurement(resumes_at: int) -> None:
     before, after = [iteration(n) for n in range(1, 31)], [iteration(n, at_s=99 + 2 * n) for n in range(resumes_at, 51)]
     found = judged([arguments(8), *before, "text\n" * 300_000, arguments(16), *after])
-    assert (found.status, found.reason) == ("invalid", "gpus is 8 at first, but 16 by arguments between steps")
+    assert (found.status, found.reason) == ("invalid", "gpus is 8 at first, but 16 in arguments between steps")
     assert judged([arguments(8), *before, arguments(8), *after, arguments(1)]).status == "success"
     meshes = [f"Building device mesh with parallelism: dp_shard={gpus}, tp=1\n" for gpus in (8, 16)]
     steps = [f"step: {n}  loss:  7.8  memory: 41.20GiB(51.78%)  tps: {5760 + n}  mfu: 33.74%\n" for n in range(1, 51)]
@@ -100,7 +100,7 @@ def test_runs_that_log_to_one_file_are_no_measurement() -> None:
     found, alike = (
         judged(line for n in range(1, 51) for line in (iteration(n), iteration(n, s=s, at_s=2 * n))) for s in (2.4, 2.1)
     )
-    reason = "steps are logged again with other times: they sum to 20 s, and then to 24 s"
+    reason = "steps are logged twice with different times, which sum to 20 s, and then to 24 s"
     assert (found.status, found.reason, alike.status) == ("invalid", reason, "success")
 
 
@@ -149,8 +149,8 @@ def test_the_ramp_of_maxtext_is_no_measurement() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"rate": 4096.0}, "by its rate and its time, step 40 has 8,192 tokens per GPU, but another step"),
-        ({"seconds": 2000.0}, "by its rate and its time, step 40 has 16,384,000 tokens per GPU, but another step"),
+        ({"rate": 4096.0}, "according to its rate and time, step 40 has 8,192 tokens per GPU, but another step"),
+        ({"seconds": 2000.0}, "according to its rate and time, step 40 has 16,384,000 tokens per GPU, but another"),
         ({"tokens": 65536}, "a step of the window has 65,536 tokens, but most have 131,072"),
     ],
 )

@@ -245,7 +245,7 @@ def test_a_run_tells_of_another_before_it_starts(tmp_path: Path) -> None:
             told = [line for line in local.beside() if "in .../exp_1, since " in line]
     finally:
         os.kill(int(started.stdout), signal.SIGKILL)
-    assert len(told) == 1 and "another run is on this machine" in told[0]
+    assert len(told) == 1 and "another run is using this machine" in told[0]
 
 
 def test_this_process_is_no_other_run() -> None:

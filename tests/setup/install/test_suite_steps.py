@@ -288,7 +288,7 @@ def test_files_that_no_script_of_the_release_makes_are_named_and_compared(
     made.parent.mkdir(parents=True)
     made.write_text("cut")
     (found,) = known.changed_needs(script, values)
-    assert found.startswith(f"{made} is not the merges.txt of openai-community/gpt2")
+    assert found.startswith(f"{made} is not the merges.txt from openai-community/gpt2")
 
 
 def test_what_the_suites_installer_made_is_taken(

@@ -208,7 +208,7 @@ class MetadataUnpickler(pickle.Unpickler):
         if (module, name) in PATH_NAMES:
             return PurePosixPath
         if (module, name) not in self.types:
-            what = f"the checkpoint's metadata contains {module}.{name}, which no checkpoint of {self.writer} does"
+            what = f"the checkpoint's metadata contains {module}.{name}, which no checkpoint of {self.writer} contains"
             raise ValueError(what)
         member: Callable[..., object] = super().find_class(module, name)
         return member

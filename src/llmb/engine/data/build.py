@@ -183,7 +183,7 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
             f"the dataset of this run cannot be used:{itemized(problems)}",
             where=plan.dataset.path if plan.dataset else None,
             do=f"prepare it again with the same options and --force ('llmb prepare dataset {plan.recipe.workload} "
-            f"{plan.recipe.size}'), or pass another with --dataset (a resumed run needs that of its checkpoint)",
+            f"{plan.recipe.size}'), or pass another with --dataset (a resumed run needs its checkpoint's dataset)",
         )
 
 
@@ -196,7 +196,7 @@ def dataset_problems(plan: EnginePlan) -> Iterator[str]:
     if plan.dataset:
         packed, model = plan.dataset.packed, plan.recipe.model
         if packed.seq_len != (seq_len := plan.recipe.layout.seq_len):
-            yield f"it is packed to sequences of {packed.seq_len} tokens, but the layout has sequences of {seq_len}"
+            yield f"it is packed into sequences of {packed.seq_len} tokens, but the layout has sequences of {seq_len}"
         if packed.tokenizer.vocab_size > model.vocab_size:
             yield (
                 f"the vocabulary of its tokenizer, {packed.tokenizer.name}, has {packed.tokenizer.vocab_size} tokens, "
@@ -221,7 +221,7 @@ def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[s
         yield f"an array cannot be read: {error}"
     else:
         if packed != dataset.packed:
-            yield "it was prepared again since the run was planned"
+            yield "it has been prepared again since the run was planned"
         problems = list(_array_problems(arrays, dataset.packed))
         if checksums and not problems:  # SQuAD packed to 4096 is 90 MB
             problems = list(damaged_files(folder, dataset.packed.crc32, threads=len(dataset.packed.crc32)))
@@ -240,7 +240,7 @@ def _array_problems(arrays: PackedArrays, packed: PackedDataset) -> Iterator[str
         counts = f"{len(documents) - 1} documents in {len(packs) - 1} packs"
         yield f"the arrays hold {counts}, not {packed.documents} in {packed.packs}"
     elif len(arrays.tokens) != len(arrays.answers):
-        yield f"there are {len(arrays.tokens)} tokens, and answers for {len(arrays.answers)}"
+        yield f"there are {len(arrays.tokens)} tokens, but answers for {len(arrays.answers)}"
     elif (documents[0], documents[-1]) != (0, len(arrays.tokens)) or (np.diff(documents) < 2).any():
         yield "documents.npy does not divide the tokens into documents of at least two"
     elif (packs[0], packs[-1]) != (0, packed.documents) or (np.diff(packs) < 1).any():

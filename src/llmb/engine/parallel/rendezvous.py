@@ -104,7 +104,7 @@ def listen(address: str, port: int) -> socket.socket:
         return _listen(address, port)
     except OSError as error:
         what = f"rank 0 cannot listen at {address}, port {port}, where the ranks meet: {error.strerror or error}"
-        raise EnvironmentProblem(what, do="if you set MASTER_ADDR or MASTER_PORT, change it; else retry") from error
+        raise EnvironmentProblem(what, do="if you set MASTER_ADDR or MASTER_PORT, change it; if not, retry") from error
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -57,7 +57,7 @@ def why_not_fused(plan: EnginePlan, group: Group, device: torch.device) -> str |
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if torch.allclose(ours, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().amax())):
         return None
-    return "the fused operators compute other products than the separate ones"
+    return "the fused and the separate operators compute different products"
 
 
 def products(plan: EnginePlan, group: Group, device: torch.device) -> Tensor:

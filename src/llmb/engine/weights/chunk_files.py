@@ -107,7 +107,7 @@ def plan_files(parameters: Mapping[str, Parameter], largest_file: int) -> list[W
     ]
 
 
-FEWER = "run the same command again, with a smaller --processes if memory is short: files that are finished are kept"
+FEWER = "run the same command again, with a smaller --processes if memory is short: finished files are kept"
 PARENT_GONE = 1
 
 
@@ -140,7 +140,7 @@ def _begin(parent: int) -> None:
 
 METADATA = ".metadata"
 DTYPE_NAMES: dict[torch.dtype, StoredDtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-SPACE = "correct this, for example free some space, and run the same command again: files that are finished are kept"
+SPACE = "correct this, for example by freeing some space, and run the same command again: finished files are kept"
 
 
 class ChunkSource(Protocol):

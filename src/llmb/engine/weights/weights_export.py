@@ -172,7 +172,7 @@ def read_tensors(
         ) from error
     tensors |= {name: (tensors[name] + deltas[name]()).to(dtype) for name in deltas.keys() & tensors.keys()}
     if spoiled := next((name for name, tensor in tensors.items() if not_finite(tensor)), None):
-        larger = "pass --dtype fp32 if the values are only too large for bf16, else another checkpoint"
+        larger = "pass --dtype fp32 if the values are merely too large for bf16; otherwise pass another checkpoint"
         what = f"{spoiled} has values that are not finite in {DTYPE_NAMES[dtype]}"
         raise UsageError(what, where=str(reader.path), do=ANOTHER if dtype is torch.float32 else larger)
     return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}

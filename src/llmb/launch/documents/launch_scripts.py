@@ -249,7 +249,7 @@ def _problem_of(script: LaunchScript, need: Need, path: Path) -> str | None:
     if need.same_as and hashlib.sha256(_content(path) or b"").hexdigest() != script.files[need.same_as]:
         return f"is not the release's {need.same_as}"
     if need.sha256 and hashlib.sha256(_content(path) or b"").hexdigest() != need.sha256:
-        return f"is not the {path.name} of {need.hub}"
+        return f"is not the {path.name} from {need.hub}"
     if need.commit_of:
         head = (_content(path / ".git" / "HEAD") or b"").decode(errors="replace").strip()
         if head != script.commits[need.commit_of]:

@@ -36,7 +36,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     UsageError for an unknown key, a secret, or an invalid value or file, EnvironmentProblem if writing fails."""
     keys = split_key(schema, key)
     if holds_secret(keys[-1], text):
-        raise UsageError(f"{key} looks like a secret", do="omit it: programs take HF_TOKEN from the shell that submits")
+        raise UsageError(f"{key} looks like a secret", do="omit it: programs take HF_TOKEN from the submitting shell")
     before = _text(path)
     problems: list[str] = []
     for value in _values(text):

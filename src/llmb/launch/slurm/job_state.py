@@ -134,7 +134,7 @@ RUNNING = frozenset(
 )
 WORDS = frozenset([*WAITING, *RUNNING, *ENDED])
 """All known states; later versions of Slurm may report others."""
-HOLDS = {"SUSPENDED": "suspended by Slurm", "EXPEDITING": "ended; Slurm checks whether to requeue it"}
+HOLDS = {"SUSPENDED": "suspended by Slurm", "EXPEDITING": "ended; Slurm is checking whether to requeue it"}
 WAITS = {
     "BeginTime": "may not start yet",
     "Dependency": "another job has to end first",

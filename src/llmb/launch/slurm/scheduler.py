@@ -237,7 +237,7 @@ def _key(flag: str) -> str:
     return f"slurm.{flag}" if flag in SETTING_FLAGS else f"slurm.flags.{flag}"
 
 
-CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": "the near end of its time limit"}
+CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": "its approaching time limit"}
 FAULTS = Path(__file__).with_name("faults.yaml")
 
 

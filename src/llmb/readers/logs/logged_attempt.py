@@ -78,7 +78,7 @@ class PrintedWork:
         self.work = min(least, work), max(most, work)
         if self.work[1] <= MOST_APART * self.work[0]:
             return None
-        note = f"by its rate and its time, step {line.step} has {work:,.0f} tokens per GPU"
+        note = f"according to its rate and time, step {line.step} has {work:,.0f} tokens per GPU"
         return f"{note}, but another step of the window has {least if work > least else most:,.0f}"
 
     def flaw(self, configuration: Mapping[str, Value]) -> str | None:
@@ -87,14 +87,14 @@ class PrintedWork:
         if self.change:
             return self.change
         if self.gbs and gbs and self.gbs != gbs:
-            return f"the global batch size is {self.gbs} in the log's lines, but {gbs} by its name or arguments"
+            return f"the global batch size is {self.gbs} in the log's lines, but {gbs} in its name or arguments"
         places = gbs * length if gbs and length else None
         most = max(self.tokens, default=0)
         if places and most > places:
             return f"a step has {most:,} tokens, but the layout has {places:,}"
         if places and gpus and self.work and not 1 / MOST_APART < self.work[0] * gpus / places < MOST_APART:
-            note = f"by its rate and its time, a step has {self.work[0]:,.0f} tokens per GPU"
-            return f"{note}, but by the layout {places / gpus:,.0f}"
+            note = f"according to its rate and time, a step has {self.work[0]:,.0f} tokens per GPU"
+            return f"{note}, but according to the layout {places / gpus:,.0f}"
         return self._other_tokens()
 
     def _other_tokens(self) -> str | None:

@@ -285,7 +285,7 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
         return flaw
     if max(attempt.repeated_s) > MOST_APART * min(attempt.repeated_s):
         first, again = attempt.repeated_s
-        return f"steps are logged again with other times: they sum to {first:.4g} s, and then to {again:.4g} s"
+        return f"steps are logged twice with different times, which sum to {first:.4g} s, and then to {again:.4g} s"
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
         return f"{steps} of the window skipped the update of the parameters"
@@ -295,7 +295,7 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
 def _other_layout(log: RunLog) -> str | None:
     for key, size in log.sizes_later.items():
         if (before := log.configuration.get(key, size)) != size:
-            return f"{key.removeprefix('layout.')} is {before} at first, but {size} by arguments between steps"
+            return f"{key.removeprefix('layout.')} is {before} at first, but {size} in arguments between steps"
     return None
 
 

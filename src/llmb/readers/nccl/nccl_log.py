@@ -321,7 +321,7 @@ def describe_unread(paths: Iterable[Path]) -> str | None:
     if header:
         return f"a table without a row that fits its header: '{_quoted(header)}'"
     if lines:
-        return f"{counted(lines, 'line')} of NCCL without a network or a collective, such as '{_quoted(example)}'"
+        return f"{counted(lines, 'NCCL line')} without a network or a collective, such as '{_quoted(example)}'"
     return None
 
 

@@ -41,11 +41,11 @@ TCP = "TCP sockets"
 NVLINK = "NVLink"
 """The fabric of nodes that NVLink connects with each other."""
 LINK_LAYERS = {"IB": "InfiniBand", "RoCE": "RoCE"}
-NO_CHANNELS = "the log has no line of a channel over the network"
+NO_CHANNELS = "the log has no line about a channel over the network"
 OF_DEVICES = {
     "devices": "the log does not name them",
     "devices_used": f"{NO_CHANNELS}, or does not name its device",
-    "idle_devices": "the log is not of all ranks of each node, and others may use them",
+    "idle_devices": "the log does not cover all ranks of each node, and the others may use them",
 }
 DIFFERENT = "it differs between nodes"
 UNKNOWN = "unknown"

@@ -222,7 +222,7 @@ def check_content(source: WeightsFolder, threads: int, on_progress: OnProgress, 
     on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
     if corrupt := corrupt_files(source.path, checksums, threads, count):
         what = f"these files are corrupt; their SHA-256 differs from that of the hub:{itemized(corrupt)}"
-        do = "remove these files, and those that they link to; then download the model again"
+        do = "remove these files and the files they link to, then download the model again"
         raise UsageError(what, where=str(source.path), do=do)
 
 

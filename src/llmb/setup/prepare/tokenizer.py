@@ -77,7 +77,7 @@ def load_tokenizer(file: Path, name: str, vocab_size: int) -> LoadedTokenizer:
     if eos is None:
         what = f"the end-of-sequence token is not specified: no 'eos_token' in {' or '.join(NAMING)}"
         do = f"copy the model's tokenizer_config.json to the folder of {TOKENIZER}"
-        raise UsageError(f"{what}, no single 'eos_token_id' in {CONFIG}", where=str(file.parent), do=do)
+        raise UsageError(f"{what}, and no single 'eos_token_id' in {CONFIG}", where=str(file.parent), do=do)
     record = TokenizerRecord(
         name=name,
         sha256=hashlib.sha256(content).hexdigest(),

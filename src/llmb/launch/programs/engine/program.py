@@ -114,7 +114,7 @@ def plan_engine(catalogue: Catalogue, recipe: Recipe, choices: Choices, install:
     gpu = catalogue.gpus.get(recipe.gpu_type)
     if gpu and gpu.vendor != "nvidia":
         raise UsageError(
-            f"llmb's engine was never tested on {gpu.name}",
+            f"llmb's engine has never been tested on {gpu.name}",
             do=f"train with another program, and judge its log with 'llmb judge LOG --gpu-type {gpu.gpu_type}'",
         )
 
@@ -155,8 +155,8 @@ SHIPPED = (
     ShippedVariable(
         "MALLOC_TRIM_THRESHOLD_",
         str(2**40),
-        "each step reuses the memory of the last: returning it to the kernel and fetching it again, page by page, "
-        "made a bf16 step of 90 million parameters 7 % longer",
+        "each step reuses the memory of the previous one: returning it to the kernel and fetching it again, page by "
+        "page, made a bf16 step of 90 million parameters 7 % longer",
         device="cpu",
     ),
     ShippedVariable("MALLOC_MMAP_THRESHOLD_", str(2**25), "the same, for tensors of up to 32 MiB", device="cpu"),
@@ -266,7 +266,7 @@ def count_ranks(plan: EnginePlan, ranks: Sequence[int], say: Callable[[str], Non
         say(f"counting rank {number} of {plan.recipe.layout.gpus}")
         accounts.append(count_rank(AccountJob(plan=counted, rank=number)))
     # torch's compiler decides which tensors are kept for the backward pass.
-    compiler = f"torch {version('torch')} trains it; another version may keep other tensors"
+    compiler = f"torch {version('torch')} trains it; another version may keep different tensors"
     assumptions = (*assumptions, compiler)
     return MemoryUse(capacity_gib=plan.recipe.gpu_memory_gb, assumptions=assumptions, ranks=tuple(accounts))
 

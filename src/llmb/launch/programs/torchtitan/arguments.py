@@ -68,7 +68,7 @@ def check_versions(titan: str | None, torch: str | None) -> None:
     if titan not in TRIED:
         raise EnvironmentProblem(f"{NAME} {titan} is not supported, only {', '.join(TRIED)}", do=do)
     if torch.split("+")[0].rpartition(".")[0] not in TRIED[titan]:
-        what = f"{NAME} {titan} was not tested with torch {torch}, only with {', '.join(TRIED[titan])}"
+        what = f"{NAME} {titan} has not been tested with torch {torch}, only with {', '.join(TRIED[titan])}"
         raise EnvironmentProblem(what, do=f"install torch {TRIED[titan][-1]}")
 
 

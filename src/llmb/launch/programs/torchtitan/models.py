@@ -227,7 +227,7 @@ def trained_recipe(recipe: Recipe, sharding: DpSharding | None) -> Recipe:
 def _differences(recipe: Recipe, sharding: DpSharding | None) -> Iterator[str]:
     model, parts = recipe.model, recipe.model.other_parts or OtherParts()
     if model.moe and not parts.router_groups:
-        yield f"{TITAN} balances the experts by a bias of their selection"
+        yield f"{TITAN} balances the experts with a bias in their selection"
     if family_of(model).in_bf16:
         yield f"{TITAN} holds the parameters of layers and their optimizer state in bf16, and does not compile layers"
     if sharding == "none" and recipe.layout.dp > 1:

@@ -169,7 +169,7 @@ def reason_not_to_bind(root: Path, environ: Mapping[str, str], allowed: Collecti
     if places is None:
         return "the system does not report the NUMA nodes of all GPUs"
     if not set(places) <= set(numa_nodes(root, allowed)):
-        return "the workers may not use the cores of all GPUs' NUMA nodes"
+        return "the workers are not allowed to use the cores of every GPU's NUMA node"
     return None
 
 
