@@ -145,8 +145,8 @@ DP is `--dp-sharding none`, ZeRO-1 `optimizer`, FSDP `full`. `make layouts` writ
 FP8_INTRO = f"""## FP8
 
 Layouts train {FP8_STEPS} steps with delayed scaling. Each cell has the largest difference in any step's loss, the mean
-difference in loss, and the difference in all gradients of the last step, relative to their norm. `layers` are
-pipelines; `batches` split a batch; `products` split a GEMM or attention."""
+difference in loss, and the difference in all gradients of the last step, relative to their norm. The tables
+group layouts by what they split: only layers (pipelines), also batches, or also products (GEMMs, attention)."""
 
 
 class Layout(NamedTuple):

@@ -485,7 +485,7 @@ def memory(
     choices: Choices,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Count the memory of only this rank.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Count one rank of every pipeline stage.")] = False,
-    estimated: Annotated[bool, typer.Option("--estimate", help="Only estimate the memory: fast.")] = False,
+    estimated: Annotated[bool, typer.Option("--estimate", help="Estimate the memory without counting it.")] = False,
     hardware: Hardware = None,
     json: Json = False,
 ) -> None:

@@ -402,7 +402,7 @@ def _refusing(path: Path) -> Iterator[None]:
         yield
     except ValueError as error:  # also from reading the manifest and the records
         what = getattr(error, "what", str(error))
-        do = f"create it again with 'llmb archive' of llmb {__version__} (as {GZIP} if it expands too much)"
+        do = f"create it again with 'llmb archive' of llmb {__version__} (as {GZIP} or of fewer runs beyond a limit)"
         raise UsageError(f"this archive is not accepted: {what}", where=str(path), do=do) from error
 
 

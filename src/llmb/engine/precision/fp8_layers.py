@@ -150,7 +150,7 @@ def gather_multiply(
 
 
 def multiply_scatter(left: Scaled, right: Scaled, kind: ProductKind, group: Group) -> Tensor:
-    """Sum the product over the ranks; return this rank's shard of the sum: [batch, seq, outputs]."""
+    """Sum the product over the ranks; return this rank's shard: [batch, seq / ranks, outputs]."""
     if fuses_products(left, right, kind, group):
         whole = torch.unflatten(left.values, 0, (kind.batch, -1))
         shape = [*whole.shape[:-1], right.values.shape[1]]

@@ -66,7 +66,7 @@ class VariableUse(Record):
         if sum(map(bool, kinds)) != 1:
             raise ValueError("a use needs exactly one of sets, install, read_for, passed, accepts, ignored and refused")
         if bool(self.accepts) != bool(self.because):
-            raise ValueError("accepts requires a reason in because")
+            raise ValueError("accepts and because require each other")
         return self
 
     def fits(self, workload: str, *, framework: bool) -> bool:

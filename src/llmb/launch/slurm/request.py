@@ -119,7 +119,7 @@ class SlurmChoices(Record):
         ),
     ] = None
     signal_before: Annotated[
-        int | None, _option(help="End the workers N seconds before the time limit. Default: off.", minimum=1)
+        int | None, _option(help="End the workers this many seconds before the time limit. Default: off.", minimum=1)
     ] = None
     slurm_arg: Annotated[
         tuple[str, ...],

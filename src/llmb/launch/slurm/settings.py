@@ -197,7 +197,7 @@ class SlurmSettings(Record):
     retries: int = Field(default=0, ge=0)
     """The default maximum number of restarts after infrastructure failures."""
     flags: dict[str, str | None] = Field(default_factory=dict)
-    """Other flags of sbatch by their long names; None for a flag without a value."""
+    """Other flags of sbatch by their long names; None for a flag without a value, ``NO_FLAG`` to remove the flag."""
     srun_flags: dict[str, str | None] = Field(default_factory=dict)
     """Flags of srun for the workers' step."""
 

@@ -55,7 +55,7 @@ AT_LEAST_FLUSHED = 2**27
 CHUNK_S = 0.05
 """Calls that take about this number of seconds are timed together, so that the GPU's queue is never empty."""
 LAST_PART = 1 / 3
-"""The last fraction of sustained work, which is timed."""
+"""Only the end of sustained work is timed: this fraction of its duration."""
 
 
 @dataclass(frozen=True, slots=True)
