@@ -72,7 +72,7 @@ def test_its_recipe_is_shown_with_its_digest_and_without_figures(llmb: Run, smal
 def test_commands_take_a_model_whose_parts_the_engine_lacks(llmb: Run, oss: Path, words: tuple[str, ...]) -> None:
     scale = H100[:2] if "--all-scales" in words else H100
     done = llmb(*words, "--model-config", str(oss), *scale)
-    assert f"this gpt_oss of {oss}" in done.stdout
+    assert f"the gpt_oss model in {oss}" in done.stdout
     assert ("the memory is estimated" in done.stderr) is (words == ("memory",))
 
 

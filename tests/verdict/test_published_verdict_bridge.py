@@ -201,7 +201,7 @@ def test_the_engine_refuses_by_name_what_it_does_not_have() -> None:
 
 def test_a_model_that_is_not_described_has_only_figures(tmp_path: Path) -> None:
     for form in (("pretrain_nemotron3", "550b"), ("pretrain_deepseek-v4", "flash")):
-        with pytest.raises(UsageError, match=f"figures of {form[0]} {form[1]}, but no description") as caught:
+        with pytest.raises(UsageError, match=f"figures for {form[0]} {form[1]}, but no description") as caught:
             resolve(CATALOGUE, Request(workload=form[0], size=form[1]))
         assert caught.value.do == f"judge a log instead: 'llmb judge LOG -w {form[0]} -s {form[1]}'"
         assert split_model(CATALOGUE, "_".join(form)) == form
@@ -224,7 +224,7 @@ def test_sharded_rows_and_scalings_are_conditions() -> None:
     request = Request(workload="pretrain_deepseek-v3", size="671b", gpu_type="gb200", release="mb-25.09", dtype="fp8")
     ways = {condition.key: condition for condition in resolve(CATALOGUE, request).conditions}
     assert {key for key, way in ways.items() if way.value is None} == {"cuda_graphs", "recompute"}
-    assert all(way.source == "not known: no recipe of 25.09 was read" for way in ways.values() if way.value is None)
+    assert all(way.source == "not known: no recipe from 25.09 was read" for way in ways.values() if way.value is None)
 
 
 def test_conditions_of_rows_are_those_of_their_recipes() -> None:
