@@ -86,7 +86,7 @@ def _problems(report: NodeReport) -> Table:
 
 
 def _not_checked(report: NodeReport) -> Iterator[tuple[str, ...]]:
-    """Yield the checks that were not made, by area and reason; many of a whole area are not listed one by one."""
+    """Yield the checks that were not made, by area and reason; a whole area of many is shown as ``all``."""
     checked = Counter(rule_of(check.name).area for check in report.checks)
     for area in (*AREAS, BETWEEN):
         reasons: dict[str, list[str]] = {}

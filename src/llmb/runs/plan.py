@@ -295,7 +295,8 @@ def make_plan(
     recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
     problems.extend(choices.profiling.problems(*recorded))
     if problems:
-        raise UsageError(f"this run cannot be planned:{itemized(problems)}", do="see 'llmb run --help-all'")
+        do = "use another program, or change the model" if recipe.engine_problem else "see 'llmb run --help-all'"
+        raise UsageError(f"this run cannot be planned:{itemized(problems)}", do=do)
     return EnginePlan(
         recipe=with_packing(recipe, training, ready.packing) if ready.packing else with_documents(recipe, training),
         device=device,

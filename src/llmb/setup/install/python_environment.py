@@ -282,7 +282,10 @@ def proven(python: Path, answers: Answers) -> PythonContents:
     try:
         contents = PythonContents.model_validate(json.loads(output.text))
     except (ValueError, RecursionError) as error:
-        raise EnvironmentProblem(f"the output of this Python is not JSON: {error}", where=str(python)) from error
+        what = f"this Python printed something other than its versions: {error}"
+        raise EnvironmentProblem(
+            what, where=str(python), do="remove what prints at its start, or pass another"
+        ) from error
     if contents.llmb != llmb.__version__:
         how = "install" if is_existing else "pass a --package with"
         do = f"{how} llmb {llmb.__version__}, or use the llmb of that Python"
