@@ -217,7 +217,7 @@ def test_what_it_cannot_do_is_refused_by_name(options: str, why: str) -> None:
     [
         (None, "2.13.0", "requires torchtitan, which"),
         ("0.3.0", "2.13.0+cpu", "torchtitan 0.3.0 is not supported, only 0.2.2"),
-        ("0.2.2", "2.14.1+cu130", r"not tested with torch 2.14.1\+cu130, only with 2.13"),
+        ("0.2.2", "2.14.1+cu130", r"not been tested with torch 2.14.1\+cu130, only with 2.13"),
     ],
 )
 def test_other_versions_are_refused_by_name(titan: str | None, torch: str, why: str) -> None:
