@@ -120,7 +120,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "another type": (record_of(plan__steps="many"), "plan"),
     "huge number": (record_of(plan__steps=10**400), "plan"),
     "no tensor parallel rank": (record_of(plan__recipe__layout__tp=0), "layout.tp: Input should be greater than"),
-    "more ranks than GPUs": (record_of(plan__recipe__layout__pp=16), "too few for the parallel sizes"),
+    "more ranks than GPUs": (record_of(plan__recipe__layout__pp=16), "too small for the parallel sizes"),
     "float": (record_of(plan__window__first=1e308), "plan"),
     "nested": (text_of(lambda _: "[" * 100_000), "it is damaged"),
     "large": (sparse("record"), "MiB"),

@@ -68,7 +68,7 @@ def test_only_a_measurement_has_what_decides_a_runs_speed(tmp_path: Path) -> Non
     assert (prepared.vboost, prepared.binding) == (None, UNBOUND)
     assert measured.vboost and (measured.vboost.level, measured.binding.cpu) == (1, "cores")
     assert prepared.modules == measured.modules == ("cuda",)
-    with pytest.raises(UsageError, match="needs NCCL_TOPO_FILE"):
+    with pytest.raises(UsageError, match="needs this cluster's values of NCCL_TOPO_FILE"):
         order_of("benchmark", tmp_path, "azure-infiniband", measured=True).sample()
 
 

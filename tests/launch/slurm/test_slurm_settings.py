@@ -117,7 +117,7 @@ def test_commas_between_parameters_are_not_guessed_at() -> None:
         ({"shell": {"ADDITIONAL_SLURM_PARAMS": "nodes=3"}}, "is determined by --scale"),
         ({"shell": {"GPUS_PER_NODE": "many"}}, "GPUS_PER_NODE is 'many'"),
         ({"config": {"fabric": "token-ring"}}, "unknown fabric 'token-ring'"),
-        ({"config": {"fabric": "azure-infiniband"}}, "needs NCCL_TOPO_FILE"),
+        ({"config": {"fabric": "azure-infiniband"}}, "needs this cluster's values of NCCL_TOPO_FILE"),
         ({"install": Path("/a\\b")}, "Slurm cannot write"),
         ({"install": Path("/a\nb")}, "Slurm cannot write"),
         ({"install": Path("/a,b"), "config": {"container": {"runtime": "pyxis", "image": "x"}}}, "cannot mount '/a,b'"),
